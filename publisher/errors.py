@@ -1,0 +1,67 @@
+"""Every error a user can meet, and how it reads.
+
+    PublisherError            exit 1
+    ├── ManifestError         exit 2: the manifest or the command line is wrong
+    ├── FetchError            a checkpoint is missing, damaged or not at its pin
+    ├── HubError              the Hub cannot be reached, or refused
+    ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
+    ├── ValidationError       the written adapter does not do what extraction.json says
+    ├── CardError             the card cannot be rendered, or is stale
+    └── PushError             the commit cannot be made
+
+A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
+catches these; nothing below it prints or exits.
+"""
+
+from typing import ClassVar
+
+
+class PublisherError(Exception):
+    """What was found, what was expected, and the next step, as one paragraph."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, found: str, *, expected: str = "", next_step: str = "") -> None:
+        """Keep the three parts; an empty part is left out of the text."""
+        self.found = found
+        self.expected = expected
+        self.next_step = next_step
+        super().__init__(found)
+
+    def __str__(self) -> str:
+        parts = [self.found.rstrip(".")]
+        if self.expected:
+            parts.append(f"Expected {self.expected}".rstrip("."))
+        if self.next_step:
+            parts.append(f"Next: {self.next_step}".rstrip("."))
+        return ". ".join(parts) + "."
+
+
+class ManifestError(PublisherError):
+    """A manifest or the command line is wrong."""
+
+    exit_code = 2
+
+
+class FetchError(PublisherError):
+    """A checkpoint is missing, damaged or not at its pin."""
+
+
+class HubError(PublisherError):
+    """The Hub cannot be reached, or refused."""
+
+
+class ExtractionError(PublisherError):
+    """The two checkpoints do not hold a LoRA that can be taken out."""
+
+
+class ValidationError(PublisherError):
+    """The written adapter does not do what extraction.json says."""
+
+
+class CardError(PublisherError):
+    """The card cannot be rendered, or is stale."""
+
+
+class PushError(PublisherError):
+    """The commit cannot be made."""

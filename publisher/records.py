@@ -1,0 +1,321 @@
+"""What the stages hand to each other, and the schema of the JSON artefacts.
+
+Every record is frozen. Those named in an artefact hold no time, no host name and no path of this machine, and
+their figures are rounded to six significant digits, so that equal work means equal bytes. No tensor ever enters
+a record.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from publisher.errors import FetchError
+from publisher.files import canonical_json, write_text
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+Figure = Annotated[float, AfterValidator(_six_digits)]
+Shape = tuple[int, ...]
+
+
+class Record(BaseModel):
+    """Frozen, unknown fields refused; reads and writes canonical JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self) -> str:
+        """Canonical JSON, one newline at the end."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def write(self, path: Path) -> None:
+        """Write the canonical JSON atomically."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a record back.
+
+        Raises:
+            FetchError: where the file is missing, damaged or of another schema.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise FetchError(f"{path} does not exist", next_step="run the stage that writes it") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise FetchError(
+                f"{path}: {place}: {first['msg']}",
+                expected=f"a {cls.__name__} of schema version {SCHEMA_VERSION}",
+                next_step="delete the file and run the stage that writes it",
+            ) from None
+
+
+# --- fetch --------------------------------------------------------------------------------------------------
+
+
+class FileDigest(Record):
+    """One file of a checkpoint or of the staged tree; `name` is relative and uses forward slashes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Checkpoint(Record):
+    """Which checkpoint: the repository id and commit, or a local folder's name and the digest of its files."""
+
+    kind: Literal["hub", "local"]
+    name: str
+    revision: str
+    files: tuple[FileDigest, ...]
+
+    @property
+    def short(self) -> str:
+        """`name@` and the first eight digits of the revision."""
+        return f"{self.name}@{self.revision[:8]}"
+
+
+class Snapshot(Record):
+    """A checkpoint on this machine. Never part of an artefact: it knows a local folder."""
+
+    checkpoint: Checkpoint
+    folder: Path
+
+
+# --- extract ------------------------------------------------------------------------------------------------
+
+
+class ModuleExtraction(Record):
+    """What was found in one linear module, and how well its factors carry the update.
+
+    Attributes:
+        name: the module's full name, as in the checkpoint, without `.weight`.
+        shape: (out, in) of the weight.
+        rank: columns of B that carry the update; alpha equals the padded rank, so the scaling is always 1.
+        alpha: lora_alpha of this module.
+        method: `randomized svd` or `exact svd`.
+        fit_error: |D - fit| / |D| of the rank-r fit in fp32, before the factors are rounded to their dtype.
+        relative_error: |D - BA| / |D| with the factors as shipped.
+        rounding_floor: |merge rounding| / |D| predicted from the source's own steps (docs/numerics.md).
+        expected_error: the floor after a rank-r fit has absorbed its part, floor * sqrt((1 - r/m)(1 - r/n)).
+        ratio: fit_error / expected_error; absent at full width, where nothing is left to compare.
+        sigma_1: largest singular value of D.
+        sigma_r: smallest one kept.
+        sigma_next: the first one left out; absent at full width.
+        noise_edge: largest singular value that rounding alone would give.
+        update_rms: root mean square of D.
+        exact_share: share of elements for which base + BA, rounded once, is the source bit for bit.
+        unchanged_share: share of elements with the same value in base and source.
+        rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    rank: int
+    alpha: int
+    method: Literal["randomized svd", "exact svd"]
+    fit_error: Figure
+    relative_error: Figure
+    rounding_floor: Figure
+    expected_error: Figure
+    ratio: Figure | None
+    sigma_1: Figure
+    sigma_r: Figure
+    sigma_next: Figure | None
+    noise_edge: Figure
+    update_rms: Figure
+    exact_share: Figure
+    unchanged_share: Figure
+    rank_at_least: bool
+
+
+class LeftOut(Record):
+    """A tensor that differs and is left out because the manifest says so."""
+
+    name: str
+    reason: str
+
+
+class Spread(Record):
+    """Least, median and greatest of a figure over the modules."""
+
+    min: Figure
+    median: Figure
+    max: Figure
+
+
+class RankCount(Record):
+    """How many modules have this rank, and what the last parts of their names are."""
+
+    rank: int
+    modules: int
+    names: tuple[str, ...]
+
+
+class ExtractionSummary(Record):
+    """The extraction in a few figures; everything here follows from `modules` and the two headers.
+
+    Attributes:
+        linears: modules with an adapter.
+        layers: the layers they are in, as ranges: `40-63`.
+        layers_total: layers of the model, from the checkpoint's names.
+        rank: the adapter's `r`.
+        ranks: modules per rank, widest first.
+        tensors_equal: tensors equal in base and source.
+        tensors_base_only: names in the base alone (for example `mtp.*`).
+        left_out: tensors that differ and that the manifest's `adapter.ignore` names.
+        parameters: elements of A and B together.
+        exact_share: over all elements of all modules.
+        update_rms: over the modules.
+    """
+
+    linears: int
+    layers: str
+    layers_total: int
+    rank: int
+    ranks: tuple[RankCount, ...]
+    tensors_equal: int
+    tensors_base_only: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    parameters: int
+    adapter: FileDigest
+    config: FileDigest
+    relative_error: Spread
+    fit_error: Spread
+    rounding_floor: Spread
+    ratio: Spread | None
+    update_rms: Spread
+    exact_share: Figure
+    exact_share_modules: Spread
+
+
+class Settings(Record):
+    """The adapter's settings, as the manifest gave them."""
+
+    method: str
+    rank: int | Literal["auto"]
+    dtype: str
+    layout: str
+    task_type: str
+    model_class: str
+    ignore: tuple[str, ...]
+
+
+class Tools(Record):
+    """What made an artefact.
+
+    Attributes:
+        publisher: version of this tool.
+        commit: its commit, where it runs from a checkout or was installed from one.
+        dirty: whether that checkout held uncommitted changes; absent where there is none.
+        code: digest of its sources.
+        device: `cpu`, or the accelerator's name.
+        packages: versions that decide the bytes.
+    """
+
+    publisher: str
+    commit: str | None
+    dirty: bool | None
+    code: str
+    device: str
+    packages: dict[str, str]
+
+
+class Extraction(Record):
+    """extraction.json: one per variant, beside its adapter."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    path: str
+    label: str
+    source: Checkpoint
+    base: Checkpoint
+    settings: Settings
+    tools: Tools
+    summary: ExtractionSummary
+    modules: tuple[ModuleExtraction, ...]
+
+
+# --- validate -----------------------------------------------------------------------------------------------
+
+
+class FunctionCheck(Record):
+    """Logits of base + adapter against source and base on fixed token ids.
+
+    Attributes:
+        dtype: dtype of the forward passes.
+        tokens: token ids per sequence and sequences: the logits compared are all of them.
+        distance: |logits(base + adapter) - logits(source)|, Frobenius.
+        base_distance: |logits(base) - logits(source)|, Frobenius.
+        ratio: distance / base_distance; 0 is perfect, 1 means the adapter changes nothing.
+        largest: largest absolute difference of one logit, base + adapter against source.
+    """
+
+    dtype: str
+    tokens: tuple[int, int]
+    distance: Figure
+    base_distance: Figure
+    ratio: Figure
+    largest: Figure
+
+
+class Validation(Record):
+    """What validation saw. Local: it is evidence for this run and part of no artefact."""
+
+    path: str
+    modules: int
+    tensors: int
+    largest_claim_difference: Figure
+    function: FunctionCheck | None
+    function_skipped: str | None
+
+
+# --- verification (read by the card) ------------------------------------------------------------------------
+
+
+class VerificationSet(Record):
+    """One test set: base + adapter against the released model on the same requests."""
+
+    name: str
+    requests: int
+    questions: int
+    answers_changed: int
+    answers_changed_share: Figure
+    max_kl: Figure
+
+
+class Verification(Record):
+    """verification.json: one per variant, beside its adapter."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    path: str
+    adapter_sha256: str
+    sets: tuple[VerificationSet, ...]
+
+
+# --- push ---------------------------------------------------------------------------------------------------
+
+
+class Operation(Record):
+    """One file of the commit."""
+
+    path: str
+    size: int
+    sha256: str | None
+    change: Literal["added", "changed", "same", "deleted", "not compared"]
+
+
+class CommitPlan(Record):
+    """The commit that push would make."""
+
+    repo: str
+    parent: str | None
+    compared_with: str
+    operations: tuple[Operation, ...]
