@@ -1,0 +1,15 @@
+"""Fixtures that several test modules share."""
+
+from pathlib import Path
+
+import pytest
+
+from publisher.demo import make_demo
+
+
+@pytest.fixture(scope="session")
+def demo_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's folder: `clef`, `clef-base`, `clef-flash` and `clef-flash-base`. Read it, never write into it."""
+    folder = tmp_path_factory.mktemp("session") / "demo"
+    make_demo(folder)
+    return folder
