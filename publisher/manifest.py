@@ -25,19 +25,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from publisher import artefacts
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
-ARTEFACT_NAMES = frozenset(
-    {
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "extraction.json",
-        "verification.json",
-        "manifest.yaml",
-    }
-)
 TASK_TYPES = (
     "CAUSAL_LM",
     "FEATURE_EXTRACTION",
@@ -83,7 +74,7 @@ def _variant_path(text: str) -> str:
         raise ValueError(f"'{text}' leaves the repository or is not plain; write a subfolder such as 'flash/'")
     if not all(re.fullmatch(r"[\w][\w.-]*", part) for part in parts):
         raise ValueError(f"'{text}' holds characters a folder name may not; use letters, digits, '.', '_', '-'")
-    if parts[0] in ARTEFACT_NAMES:
+    if parts[0] in artefacts.ALL:
         raise ValueError(f"'{text}' is the name of a file this tool writes; choose another")
     return "/".join(parts) + "/"
 
