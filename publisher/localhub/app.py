@@ -72,16 +72,21 @@ class Journal:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and note it."""
         scope["path"] = scope["raw_path"].decode("ascii")
-        status = "no answer"
+        answered = False
 
         async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
+            nonlocal answered
+            if not answered:  # before the client can know of the answer, so that a test finds the note
+                self._note(scope, str(message["status"]))
+                answered = True
             await send(message)
 
         try:
             await self._app(scope, receive, noting)
         finally:
-            self.lines.append(f"{scope['method']} {scope['path']} {status}")
-            _log.info("%s", self.lines[-1])
+            if not answered:
+                self._note(scope, "no answer")
+
+    def _note(self, scope: Scope, outcome: str) -> None:
+        self.lines.append(f"{scope['method']} {scope['path']} {outcome}")
+        _log.info("%s", self.lines[-1])

@@ -71,9 +71,17 @@ class Faults:
             self._cut(scope)
             await asyncio.sleep(0)  # so that uvicorn has seen the connection close, and answers nothing itself
         elif fault.status is not None:
+            await _drain(receive, unless=fault.after_effect)
             await _answer(fault)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+async def _drain(receive: Receive, *, unless: bool) -> None:
+    """Take in the request, unless that is done: an answer before its end could break the connection instead."""
+    more = not unless
+    while more:
+        more = (await receive()).get("more_body", False)
 
 
 async def _nowhere(_: Message) -> None:

@@ -25,7 +25,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of the pr
         self.status = status
         self.message = message
         self.body = {"error": message, **(body or {})}
-        printable = message.encode("ascii", "replace").decode()
+        printable = " ".join(message.split()).encode("ascii", "replace").decode()
         self.headers = {"X-Error-Message": printable, **({"X-Error-Code": code} if code else {}), **(headers or {})}
 
 

@@ -134,9 +134,12 @@ class Repository:
         """
         index = pygit2.Index()
         index.read_tree(self._commit(start).tree)
-        for change in changes:
-            self._apply(change, index)
-        return str(index.write_tree(self._git))
+        try:
+            for change in changes:
+                self._apply(change, index)
+            return str(index.write_tree(self._git))
+        except pygit2.GitError as error:
+            raise bad_request(f"git does not take a path ({error})") from error
 
     def commit(self, tree: str, message: str, *, ref: str, parent: str | None) -> str:
         """Move `ref` from `parent` to a new commit of `tree`; refused (412) if it is no longer at `parent`."""
@@ -214,11 +217,9 @@ class Repository:
         if isinstance(change, Delete):
             _remove(change, index)
             return
-        blob = self._git.create_blob(change.content)
-        try:
-            index.add(pygit2.IndexEntry(change.path, blob, FileMode.BLOB))
-        except pygit2.GitError:
-            raise bad_request(f"git does not take the path {change.path!r}") from None
+        if change.path.startswith("/"):  # git would quietly take it without the slash
+            raise bad_request(f"the path {change.path} is absolute")
+        index.add(pygit2.IndexEntry(change.path, self._git.create_blob(change.content), FileMode.BLOB))
 
 
 class Repositories:

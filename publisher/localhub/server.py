@@ -7,6 +7,7 @@ from which large files come.
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -141,7 +142,8 @@ def serve(root: Path, port: int = 0) -> None:
     click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
     for line in environment_lines(hub.endpoint, root):
         click.echo(line)
-    hub.run()
+    with suppress(KeyboardInterrupt):
+        hub.run()
 
 
 def environment_lines(endpoint: str, root: Path) -> tuple[str, ...]:
