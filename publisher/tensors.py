@@ -1,0 +1,175 @@
+"""Checkpoints on disk: which files they are made of, their headers, and one tensor at a time.
+
+Only safetensors are read, single or sharded, found by the names transformers looks for. A shard that is missing
+or cut short, an index that names a tensor no shard holds, and a repository of pickled weights are refused, each
+with one clear error. Headers are read without torch; tensors are memory-mapped, never the whole model.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from publisher.errors import FetchError
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+
+def weight_entry(names: Collection[str], *, where: str) -> str:
+    """The file that leads to the weights: `model.safetensors`, or the index of its shards.
+
+    Raises:
+        FetchError: where neither is there, saying what is there instead.
+    """
+    for entry in (SINGLE, INDEX):
+        if entry in names:
+            return entry
+    pickled = sorted(name for name in names if name.endswith(_PICKLED))
+    found = f"only {', '.join(pickled[:3])}" if pickled else "no weights"
+    raise FetchError(
+        f"{where} holds {found}",
+        expected=f"{SINGLE} or {INDEX}",
+        next_step="save the model as safetensors (save_pretrained does), and name that checkpoint",
+    )
+
+
+def shards_of(index: Path) -> tuple[str, ...]:
+    """The shard files that an index names, sorted.
+
+    Raises:
+        FetchError: where the file is not such an index.
+    """
+    return tuple(sorted(set(_weight_map(index).values())))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json."""
+    return _read_json(folder / CONFIG)
+
+
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
+    """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
+
+    Raises:
+        FetchError: no such folder, missing or damaged files, tensors the index names and no shard holds.
+    """
+    if not folder.is_dir():
+        raise FetchError(
+            f"there is no checkpoint folder {folder}",
+            expected="a folder with config.json and model.safetensors or its shards",
+            next_step="correct the path in the manifest (it is relative to the folder you run publish in)",
+        )
+    entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
+    if entry == SINGLE:
+        return dict(sorted(_file_header(folder / SINGLE).items()))
+    return _sharded_headers(folder)
+
+
+def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
+    index = folder / INDEX
+    shards = {name: _file_header(_shard(index, name)) for name in shards_of(index)}
+    headers = {name: header for shard in shards.values() for name, header in shard.items()}
+    lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
+    if lost:
+        raise FetchError(
+            f"{index} names {len(lost)} tensors that its shards do not hold, the first {lost[0]}",
+            expected="each tensor in the shard the index gives",
+            next_step="download or save the checkpoint again",
+        )
+    return dict(sorted(headers.items()))
+
+
+def _shard(index: Path, name: str) -> Path:
+    shard = index.parent / name
+    if Path(name).name != name or not shard.is_file():
+        raise FetchError(
+            f"{index} names the shard {name}, which is missing",
+            expected="every shard beside its index",
+            next_step="download the missing shard, or save the checkpoint again",
+        )
+    return shard
+
+
+def _file_header(file: Path) -> dict[str, TensorHeader]:
+    with _opened(file, framework="np") as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+        return {name: TensorHeader(s.get_dtype(), tuple(s.get_shape()), file) for name, s in slices.items()}
+
+
+@contextmanager
+def _opened(file: Path, *, framework: str) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework=framework) as opened:  # type: ignore[no-untyped-call]
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise FetchError(
+            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: {error}",
+            expected="a file as long as its header says",
+            next_step="download or save that file again",
+        ) from None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise FetchError(
+            f"{index} has no weight_map of tensor names to shards",
+            expected="an index as save_pretrained writes it",
+            next_step="download or save the checkpoint again",
+        )
+    return weight_map
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FetchError(f"{file} is missing", next_step="name a folder that save_pretrained wrote") from None
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{file} is not readable JSON ({error})", next_step="download or save it again") from None
+    if not isinstance(value, dict):
+        raise FetchError(f"{file} is not a JSON object", next_step="download or save it again")
+    return value
+
+
+class TensorReader:
+    """Reads tensors of one checkpoint by name, each file opened once; the tensors are views of mapped files."""
+
+    def __init__(self, headers: Mapping[str, TensorHeader]) -> None:
+        """`headers` as from `read_headers`."""
+        self._headers = headers
+        self._stack = ExitStack()
+        self._files: dict[Path, Any] = {}
+
+    def __enter__(self) -> "TensorReader":
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._stack.close()
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor on the CPU, in its stored dtype."""
+        file = self._headers[name].file
+        if file not in self._files:
+            self._files[file] = self._stack.enter_context(_opened(file, framework="pt"))
+        tensor: torch.Tensor = self._files[file].get_tensor(name)
+        return tensor
