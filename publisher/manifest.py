@@ -67,8 +67,13 @@ def _repo_id(text: str) -> str:
     return text
 
 
+def is_commit_id(text: str) -> bool:
+    """True for a full commit id: 40 hexadecimal digits in small letters."""
+    return re.fullmatch(_COMMIT_ID, text) is not None
+
+
 def _commit_id(text: str) -> str:
-    if re.fullmatch(_COMMIT_ID, text):
+    if is_commit_id(text):
         return text
     if re.fullmatch(_COMMIT_ID, text.lower()):
         raise ValueError(f"{_shown(text)} has capital letters; write the commit id in small ones")
@@ -411,6 +416,8 @@ def _parse_yaml(path: Path, text: str) -> tuple[dict[Hashable, Any] | None, tupl
         data = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         return None, (Problem(path, "", f"is not YAML: {_yaml_complaint(error)}; correct that line"),)
+    except RecursionError:
+        return None, (Problem(path, "", "is nested without end; write it out, without aliases into itself"),)
     except (ValueError, LookupError, AttributeError) as error:
         # PyYAML's own slips, on values such as 2026-13-45 and `!!bool maybe`.
         return None, (Problem(path, "", f"holds a value that YAML cannot read ({error}); put it in quotes"),)

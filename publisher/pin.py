@@ -15,11 +15,13 @@ import yaml
 
 from publisher.errors import ManifestError
 from publisher.files import atomic
-from publisher.manifest import Problem, is_commit_id, manifest_error, parse_manifest, read_text
+from publisher.manifest import Manifest, is_commit_id, manifest_error, parse_manifest, read_text
 
-DEFAULT_BRANCH = "main"  # the Hub's repositories have no other default
+DEFAULT_BRANCH = "main"  # of every repository on the Hub
 _UNDECIDED = "f" * 40
-_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
+_ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
+_ANCHOR_OR_TAG = re.compile(r"(?:[&!]\S*\s+)*")
+_REST_OF_LINE = re.compile(r"[^\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,24 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class _Loose:
-    """A reference to pin: text[start:end] gives way to `before`, the commit id and `after`."""
+    """A reference to pin: text[start:end] gives way to `before` and the commit id in `quote`."""
 
     field: str
     repo: str
     name: str
     start: int
     end: int
-    before: str
-    after: str = ""
+    before: str = ""
+    quote: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A key and its value, and the mapping that they stand in, which a YAML merge may have brought."""
+
+    holder: yaml.MappingNode
+    key: yaml.ScalarNode
+    value: yaml.Node
 
 
 def pin(path: Path, resolve: Callable[[str, str], str]) -> tuple[Pinned, ...]:
@@ -58,70 +69,128 @@ def pin(path: Path, resolve: Callable[[str, str], str]) -> tuple[Pinned, ...]:
     if text is None:
         raise manifest_error(problems)
     loose = tuple(_loose_references(text))
-    problems = parse_manifest(path, _set(text, [(reference, _UNDECIDED) for reference in loose]))[1]
-    problems += tuple(_shared(path, loose))
-    if problems:
-        raise manifest_error(problems)
+    _parsed(path, _set(text, loose, commits=[_UNDECIDED] * len(loose)))
     pinned = _resolved(loose, resolve)
     if pinned:
-        _write(path, _set(text, [(reference, pin.commit) for reference, pin in zip(loose, pinned, strict=True)]))
+        _write(path, _set(text, loose, commits=[reference.commit for reference in pinned]), pinned=pinned)
     return pinned
 
 
+def _parsed(path: Path, text: str) -> Manifest:
+    manifest, problems = parse_manifest(path, text)
+    if manifest is None:
+        raise manifest_error(problems)
+    return manifest
+
+
 def _resolved(loose: Sequence[_Loose], resolve: Callable[[str, str], str]) -> tuple[Pinned, ...]:
-    commits: dict[tuple[str, str], str] = {}
-    for reference in loose:
-        asked = (reference.repo, reference.name)
-        if asked not in commits:
-            commits[asked] = resolve(*asked)
-        if not is_commit_id(commits[asked]):
-            raise ManifestError(
-                f"{reference.field}: {reference.repo} answered {commits[asked]!r} for {reference.name}",
-                expected="a full commit id",
-                next_step="check HF_ENDPOINT",
-            )
+    asked = dict.fromkeys((reference.repo, reference.name) for reference in loose)
+    commits = {(repo, name): resolve(repo, name) for repo, name in asked}
+    for (repo, name), commit in commits.items():
+        if not is_commit_id(commit):
+            raise ManifestError(f"{repo} answered {commit!r} for {name}", expected="a full commit id")
     return tuple(Pinned(ref.field, ref.repo, ref.name, commits[ref.repo, ref.name]) for ref in loose)
 
 
-def _shared(path: Path, loose: Sequence[_Loose]) -> Iterator[Problem]:
-    """Two references whose one text, shared through a YAML anchor, would have to become two commit ids."""
-    first: dict[int, _Loose] = {}
-    for reference in loose:
-        other = first.setdefault(reference.start, reference)
-        if other.repo != reference.repo:
-            what = f"shares its revision with {other.field}, another repository; write the revision out"
-            yield Problem(path, reference.field, what)
-
-
-# --- where the ids go in the text ---------------------------------------------------------------------------
-
-
-def _set(text: str, commits: Sequence[tuple[_Loose, str]]) -> str:
-    """The text with each commit id in its place; places shared through an anchor are set once."""
-    places = {reference.start: (reference, commit) for reference, commit in commits}
-    for start in sorted(places, reverse=True):
-        reference, commit = places[start]
-        text = text[:start] + reference.before + commit + reference.after + text[reference.end :]
-    return text
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file that a link may lead to, and keep its mode."""
+def _write(path: Path, text: str, *, pinned: Sequence[Pinned]) -> None:
+    """Replace the file, which a link may lead to, and keep its mode; the text must say what was resolved."""
+    manifest = _parsed(path, text)
+    revisions = {
+        f"variants[{index}].{side}": getattr(variant, side).revision
+        for index, variant in enumerate(manifest.variants)
+        for side in ("source", "base")
+    }
+    crossed = [reference.field for reference in pinned if revisions[reference.field] != reference.commit]
+    if crossed:
+        raise ManifestError(
+            f"{path}: {', '.join(crossed)}: shares its revision with another repository through YAML anchors",
+            next_step="write each revision out, then pin again",
+        )
     file = path.resolve()
     with atomic(file) as partial:
         partial.write_bytes(text.encode())
         shutil.copymode(file, partial)
 
 
+# --- where the ids go in the text ---------------------------------------------------------------------------
+
+
+def _set(text: str, loose: Sequence[_Loose], *, commits: Sequence[str]) -> str:
+    """The text with each commit id in its place; a place that two references share is set once."""
+    places = {reference.start: (reference, commit) for reference, commit in zip(loose, commits, strict=True)}
+    for start, (reference, commit) in sorted(places.items(), reverse=True):
+        quote = reference.quote or ('"' if commit.isdigit() else "")
+        text = f"{text[:start]}{reference.before}{quote}{commit}{quote}{text[reference.end :]}"
+    return text
+
+
 def _loose_references(text: str) -> Iterator[_Loose]:
     """Every reference to a Hub repository that is not at a full commit id; none where the text is not YAML."""
     try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        variants = _fields(loader, root).get("variants", (None, None))[1]
-        for index, variant in enumerate(variants.value if isinstance(variants, yaml.SequenceNode) else ()):
+        variants = _find(yaml.compose(text, yaml.SafeLoader), "variants")
+        listed = variants.value if variants else None
+        for index, variant in enumerate(listed.value if isinstance(listed, yaml.SequenceNode) else ()):
             for side in ("source", "base"):
-                reference = _fields(loader, _fields(loader, variant).get(side, (None, None))[1])
-                yield from _loose(text, f"variants[{index}].{side}", fields=reference)
-    except yaml.YAMLError:
+                reference = _find(variant, side)
+                yield from _loose(text, f"variants[{index}].{side}", node=reference.value if reference else None)
+    except (yaml.YAMLError, RecursionError):
         return
+
+
+def _find(node: yaml.Node | None, name: str) -> _Field | None:
+    """The field of this name in a mapping, or in those that `<<` merges into it."""
+    if isinstance(node, yaml.SequenceNode):  # `<<: [*a, *b]`: the first that has it
+        return next(filter(None, (_find(item, name) for item in node.value)), None)
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    for key, value in node.value:
+        if key.value == name:
+            return _Field(node, key, value)
+    merged = (value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge")
+    return next(filter(None, (_find(value, name) for value in merged)), None)
+
+
+def _loose(text: str, field: str, *, node: yaml.Node | None) -> Iterator[_Loose]:
+    repo, revision = _find(node, "repo"), _find(node, "revision")
+    if repo is None or not isinstance(repo.value, yaml.ScalarNode):
+        return
+    if revision is None:
+        yield _insertion(text, field, repo=repo, name=DEFAULT_BRANCH)
+    elif isinstance(revision.value, yaml.ScalarNode) and not is_commit_id(revision.value.value):
+        empty = revision.value.tag == "tag:yaml.org,2002:null" or not revision.value.value
+        name = DEFAULT_BRANCH if empty else revision.value.value
+        if revision.holder in {node, repo.holder}:
+            yield _replacement(text, field, revision=revision, repo=repo.value.value, name=name)
+        else:  # merged in from a reference to another repository
+            yield _insertion(text, field, repo=repo, name=name)
+
+
+def _replacement(text: str, field: str, *, revision: _Field, repo: str, name: str) -> _Loose:
+    start, end = _extent(text, revision)
+    quote = text[start] if text[start:end] and text[start] in "'\"" else ""
+    return _Loose(field, repo, name, start, end, before="" if text[start:end] else " ", quote=quote)
+
+
+def _insertion(text: str, field: str, *, repo: _Field, name: str) -> _Loose:
+    _, end = _extent(text, repo)
+    if repo.holder.flow_style:
+        before = ", revision: "
+    else:
+        end = _span(_REST_OF_LINE, text, end)[1]
+        newline = "\r\n" if "\r\n" in text else "\n"
+        before = f"{newline}{' ' * repo.key.start_mark.column}revision: "
+    return _Loose(field, repo.value.value, name, end, end, before=before)
+
+
+def _extent(text: str, field: _Field) -> tuple[int, int]:
+    """Start and end of a scalar as it is written: the alias where it is one, else without anchor and tag."""
+    start, end = field.value.start_mark.index, field.value.end_mark.index
+    if start < field.key.end_mark.index:  # the value stands earlier: an alias
+        return _span(_ALIAS, text, field.key.end_mark.index, group=1)
+    start = _span(_ANCHOR_OR_TAG, text[:end], start)[1]
+    return start, start + len(text[start:end].rstrip())
+
+
+def _span(pattern: re.Pattern[str], text: str, start: int, *, group: int = 0) -> tuple[int, int]:
+    match = pattern.match(text, start)
+    return match.span(group) if match else (start, start)
