@@ -61,8 +61,13 @@ _LICENSE = r"[a-z0-9][a-z0-9.+-]*"
 _LAYERS = r"(\d+)(?:-(\d+))?"
 
 
+def is_repo_id(text: str) -> bool:
+    """True for owner/name as the Hub allows them."""
+    return re.fullmatch(_REPO_ID, text) is not None and ".." not in text and "--" not in text
+
+
 def _repo_id(text: str) -> str:
-    if not re.fullmatch(_REPO_ID, text) or ".." in text or "--" in text:
+    if not is_repo_id(text):
         raise ValueError(f"{_shown(text)} is not a repository id; write it as owner/name")
     return text
 
@@ -144,8 +149,13 @@ def _task_type(value: Any) -> Any:
     return value
 
 
+def is_license(text: str) -> bool:
+    """True for what looks like one of the Hub's licence identifiers."""
+    return re.fullmatch(_LICENSE, text) is not None
+
+
 def _license(text: str) -> str:
-    if not re.fullmatch(_LICENSE, text):
+    if not is_license(text):
         raise ValueError(f"{_shown(text)} is not a licence identifier of the Hub; write it as apache-2.0")
     return text
 
