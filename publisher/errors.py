@@ -4,6 +4,7 @@
     ├── ManifestError         exit 2: the manifest or the command line is wrong
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
+    │   └── MissingFileError  the repository has no such file
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
@@ -13,7 +14,10 @@ A message is one short paragraph: what was found, what was expected, what to do 
 catches these; nothing below it prints or exits.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
+
+_SHOWN = 12
 
 
 class PublisherError(Exception):
@@ -51,6 +55,10 @@ class HubError(PublisherError):
     """The Hub cannot be reached, or refused."""
 
 
+class MissingFileError(HubError):
+    """The repository has no such file at this commit."""
+
+
 class ExtractionError(PublisherError):
     """The two checkpoints do not hold a LoRA that can be taken out."""
 
@@ -65,3 +73,10 @@ class CardError(PublisherError):
 
 class PushError(PublisherError):
     """The commit cannot be made."""
+
+
+def listed(lines: Iterable[str]) -> str:
+    """Names for a message, one on a line, the first dozen and how many more."""
+    every = list(lines)
+    more = [f"  and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
+    return "\n".join([*(f"  {line}" for line in every[:_SHOWN]), *more])

@@ -5,7 +5,7 @@ endpoint and the token are huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN
 token nor a header ever enters a message.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from publisher.errors import HubError
+from publisher.errors import HubError, MissingFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,20 @@ def list_files(repo: str, revision: str) -> tuple[RemoteFile, ...]:
 
 
 def download(repo: str, revision: str, *, filename: str) -> Path:
-    """One file at a full commit id, in huggingface_hub's cache."""
+    """One file at a full commit id, in huggingface_hub's cache.
+
+    Raises:
+        MissingFileError: the repository has no such file.
+        HubError: it could not be had.
+    """
     with _explained(repo, revision):
         return Path(HfApi().hf_hub_download(repo, filename, revision=revision))
+
+
+def download_all(repo: str, revision: str, *, filenames: Sequence[str]) -> Path:
+    """Several files at a full commit id, in parallel; the folder that holds them in huggingface_hub's cache."""
+    with _explained(repo, revision):
+        return Path(HfApi().snapshot_download(repo, revision=revision, allow_patterns=list(filenames)))
 
 
 def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -103,7 +114,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
     except LocalEntryNotFoundError as error:
         raise _unreachable(error) from error
     except EntryNotFoundError as error:
-        raise HubError(f"{repo}@{revision[:8]}: {_first_line(error)}") from None
+        raise MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}") from None
     except HfHubHTTPError as error:
         raise HubError(f"the Hub refused a request about {repo}: {_first_line(error)}") from error
     except (OfflineModeIsEnabled, OSError) as error:

@@ -187,7 +187,7 @@ def _randomized(
             return None
         residual = max(total - _squared_norm(values[:keep]), 0.0)
         if _settled(before, residual, values=values, keep=keep, total=total):
-            u, s, v = _rotated(q, z, values, rotation[:, :keep])
+            u, s, v = _rotated(q, z, values=values, rotation=rotation[:, :keep])
             after = _largest_singular_value(delta, generator=generator, without=(u * s, v))
             return _signed(u, s, v, sigma_next=after, residual=math.sqrt(residual), method="randomized svd")
         before = residual
@@ -215,7 +215,7 @@ def _small_spectrum(z: Tensor) -> tuple[Tensor, Tensor]:
     return squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
 
 
-def _rotated(q: Tensor, z: Tensor, values: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _rotated(q: Tensor, z: Tensor, *, values: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kept = rotation.float()
     s = values[: kept.shape[1]].float()
     return q @ kept, s, (z @ kept) / s.clamp_min(torch.finfo(torch.float32).smallest_normal)
@@ -253,7 +253,8 @@ def orthonormal(y: Tensor) -> Tensor:
     for _ in range(2):
         factor, failed = torch.linalg.cholesky_ex(_gram(q))
         if failed:
-            return torch.linalg.qr(y).Q
+            householder: Tensor = torch.linalg.qr(y).Q
+            return householder
         q = torch.linalg.solve_triangular(factor.float(), q.T, upper=False).T
     return q
 
@@ -270,7 +271,7 @@ def expected_error(floor: float, *, shape: tuple[int, int], rank: int) -> float:
     return floor * math.sqrt((1 - rank / m) * (1 - rank / n))
 
 
-def merge_quality(base: Tensor, source: Tensor, b: Tensor, a: Tensor) -> MergeQuality:
+def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> MergeQuality:
     """Merge as PEFT does by default, in float32 with one rounding at the end, and compare with the source.
 
     Args:

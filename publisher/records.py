@@ -14,6 +14,8 @@ from publisher.errors import FetchError
 from publisher.files import canonical_json, write_text
 
 SCHEMA_VERSION: Literal[1] = 1
+EXTRACTION = "extraction.json"
+VERIFICATION = "verification.json"
 
 
 def _six_digits(value: float) -> float:

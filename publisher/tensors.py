@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -66,11 +66,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / CONFIG)
 
 
-def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
+def checkpoint_files(folder: Path) -> tuple[str, ...]:
+    """Names of the files the checkpoint in this folder is made of: config, weights, and the index if sharded.
 
     Raises:
-        FetchError: no such folder, missing or damaged files, tensors the index names and no shard holds.
+        FetchError: no such folder, no safetensors weights, or an index that cannot be read.
     """
     if not folder.is_dir():
         raise FetchError(
@@ -78,10 +78,21 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="a folder with config.json and model.safetensors or its shards",
             next_step="correct the path in the manifest (it is relative to the folder you run publish in)",
         )
+    read_config(folder)
     entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
-    if entry == SINGLE:
-        return dict(sorted(_file_header(folder / SINGLE).items()))
-    return _sharded_headers(folder)
+    shards = shards_of(folder / INDEX) if entry == INDEX else ()
+    return tuple(sorted({CONFIG, entry, *shards}))
+
+
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
+    """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
+
+    Raises:
+        FetchError: no such folder, missing or damaged files, tensors the index names and no shard holds.
+    """
+    if INDEX in checkpoint_files(folder):
+        return _sharded_headers(folder)
+    return dict(sorted(_file_header(folder / SINGLE).items()))
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -118,7 +129,7 @@ def _file_header(file: Path) -> dict[str, TensorHeader]:
 @contextmanager
 def _opened(file: Path, *, framework: str) -> Iterator[Any]:
     try:
-        with safe_open(file, framework=framework) as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework=framework) as opened:
             yield opened
     except (SafetensorError, OSError) as error:
         raise FetchError(
@@ -160,7 +171,7 @@ class TensorReader:
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
 
-    def __enter__(self) -> "TensorReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: object) -> None:

@@ -1,4 +1,4 @@
-"""What all tests share.
+"""Fixtures that several test modules share.
 
 Golden files hold text exactly as a user sees it. After a change that is meant, write them anew and read the diff:
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-Golden = Callable[[Path, str], None]
+from publisher.demo import make_demo
 
 
 @pytest.fixture
-def golden() -> Golden:
+def golden() -> Callable[[Path, str], None]:
     """`golden(path, text)`: the text is what the file holds, or becomes so under UPDATE_GOLDEN=1."""
     return _matches
 
@@ -26,3 +26,11 @@ def _matches(path: Path, text: str) -> None:
         path.write_bytes(text.encode())
     assert path.is_file(), f"{path} is missing; write it with UPDATE_GOLDEN=1"
     assert text == path.read_bytes().decode(), f"{path} differs; if that is meant: UPDATE_GOLDEN=1"
+
+
+@pytest.fixture(scope="session")
+def demo_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's folder: `clef`, `clef-base`, `clef-flash` and `clef-flash-base`. Read it, never write into it."""
+    folder = tmp_path_factory.mktemp("session") / "demo"
+    make_demo(folder)
+    return folder

@@ -1,0 +1,83 @@
+"""The adapter's two files, as PEFT reads them: written directly, never saved through PEFT.
+
+PEFT's own save would write float32, blank the base model's name and rewrite the tags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from publisher.files import atomic
+from publisher.manifest import Variant
+from publisher.records import Checkpoint, ModuleExtraction
+
+ADAPTER = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """One finished module: B (m, r) and A (r, n) in the adapter's dtype, and its figures."""
+
+    b: torch.Tensor
+    a: torch.Tensor
+    figures: ModuleExtraction
+
+
+def adapter_config(
+    variant: Variant, modules: Sequence[ModuleExtraction], *, rank: int, base: Checkpoint
+) -> dict[str, object]:
+    """adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
+
+    `rank` is the adapter's `r`; with the layout `pattern`, narrower modules are named in rank_pattern and
+    alpha_pattern both, since one without the other would change their scale.
+    """
+    narrow = {module.name: module.rank for module in modules if module.alpha != rank}
+    return {
+        "peft_type": "LORA",
+        "task_type": variant.adapter.task_type,
+        "auto_mapping": {"base_model_class": variant.model_class, "parent_library": "transformers"},
+        "base_model_name_or_path": base.name,
+        "revision": base.revision if base.kind == "hub" else None,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": narrow,
+        "alpha_pattern": narrow,
+        "target_modules": [module.name for module in modules],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_bias": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "exclude_modules": None,
+        "inference_mode": True,
+    }
+
+
+def padded(module: Factors, rank: int) -> Factors:
+    """The same product with `rank` columns: what is added is zero."""
+    missing = rank - module.figures.rank
+    b = torch.nn.functional.pad(module.b, (0, missing))
+    a = torch.nn.functional.pad(module.a, (0, 0, 0, missing))
+    return Factors(b, a, module.figures.model_copy(update={"alpha": rank}))
+
+
+def write_adapter(path: Path, modules: Sequence[Factors]) -> None:
+    """Write adapter_model.safetensors atomically; the same factors give the same bytes."""
+    tensors = {}
+    for module in modules:
+        key = KEY_PREFIX + module.figures.name
+        tensors[f"{key}.lora_A.weight"] = module.a.contiguous()
+        tensors[f"{key}.lora_B.weight"] = module.b.contiguous()
+    with atomic(path) as partial:
+        # one metadata key only: safetensors writes several in random order
+        save_file(tensors, partial, metadata={"format": "pt"})

@@ -1,0 +1,206 @@
+"""What differs between two checkpoints: names, shapes and dtypes by their headers, then every tensor by its bytes.
+
+It refuses pairs whose tensors do not match, a base equal to the source, and changes that a LoRA cannot carry,
+unless the manifest leaves those tensors out; each with one report that names them all.
+"""
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from publisher.errors import ExtractionError, listed
+from publisher.progress import Progress
+from publisher.records import LeftOut
+from publisher.tensors import TensorHeader, TensorReader
+
+_FLOATS = frozenset({"BF16", "F16", "F32"})
+_BLOCK = 1 << 23  # elements compared at once: a difference is mostly found in the first block
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the two headers and every tensor's bytes say.
+
+    Attributes:
+        changed: names of the linear weights that differ, sorted.
+        equal: how many tensors are equal.
+        base_only: names in the base alone.
+        left_out: tensors that differ and that the manifest leaves out.
+        layers: the layers of the changed modules.
+        layers_total: how many layers the model has.
+    """
+
+    changed: tuple[str, ...]
+    equal: int
+    base_only: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    layers: tuple[int, ...]
+    layers_total: int
+
+
+def compare(
+    source: Mapping[str, TensorHeader],
+    base: Mapping[str, TensorHeader],
+    *,
+    readers: tuple[TensorReader, TensorReader],
+    ignore: Sequence[str],
+    progress: Progress,
+) -> Comparison:
+    """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
+
+    Args:
+        source: headers of the released checkpoint.
+        base: headers of the base.
+        readers: of source and base.
+        ignore: the manifest's adapter.ignore.
+        progress: told of each tensor.
+
+    Raises:
+        ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
+    """
+    mismatched = preflight(source, base, ignore=ignore)
+    shared = [name for name in source if name in base and source[name].shape == base[name].shape]
+    different = []
+    for index, name in enumerate(shared):
+        progress(f"comparing {name}", index, len(shared))
+        if not equal(*(reader.read(name) for reader in readers)):
+            different.append(name)
+    changed = tuple(name for name in different if not _ignored(name, ignore))
+    _require_carriable(changed, source)
+    layers, layers_total = layers_of(changed, source)
+    ignored = tuple(LeftOut(name=name, reason="differs") for name in different if _ignored(name, ignore))
+    return Comparison(
+        changed=changed,
+        equal=len(shared) - len(different),
+        base_only=tuple(sorted(base.keys() - source.keys())),
+        left_out=(*mismatched, *ignored),
+        layers=layers,
+        layers_total=layers_total,
+    )
+
+
+def preflight(
+    source: Mapping[str, TensorHeader], base: Mapping[str, TensorHeader], *, ignore: Sequence[str]
+) -> tuple[LeftOut, ...]:
+    """Compare names, shapes and dtypes; the tensors that do not match and that the manifest leaves out.
+
+    A tensor in the base alone is normal when the source lacks its whole family (`mtp.*`, an untied `lm_head`):
+    transformers drops what the model class does not load. One missing out of a family is damage.
+
+    Raises:
+        ExtractionError: one report of everything that does not match.
+    """
+    families = {name.partition(".")[0] for name in source}
+    problems = dict.fromkeys(source.keys() - base.keys(), "is in the source alone")
+    damaged = {name for name in base.keys() - source.keys() if name.partition(".")[0] in families}
+    problems |= dict.fromkeys(damaged, "is in the base alone")
+    for name in source.keys() & base.keys():
+        ours, theirs = source[name], base[name]
+        if ours.shape != theirs.shape:
+            problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base"
+        elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= _FLOATS:
+            problems[name] = f"is {ours.dtype} in the source and {theirs.dtype} in the base"
+    _require_ignore_matches(ignore, {*source, *base})
+    open_problems = {name: what for name, what in problems.items() if not _ignored(name, ignore)}
+    if open_problems:
+        raise ExtractionError(
+            f"{len(open_problems)} tensors of source and base do not match:\n"
+            + listed(f"{name} {what}" for name, what in sorted(open_problems.items()))
+            + "\n",
+            expected="the same tensors in both",
+            next_step="correct source or base in the manifest, or name them under adapter.ignore to leave them out",
+        )
+    return tuple(LeftOut(name=name, reason=what) for name, what in sorted(problems.items()))
+
+
+def is_linear_weight(name: str, header: TensorHeader) -> bool:
+    """Whether a LoRA can carry a change of this tensor, by its name and shape alone.
+
+    A 2-D `.weight` counts unless its module is named like an embedding table. Validation, which knows the model
+    class, is the judge in the end.
+    """
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    table = "emb" in module or module in {"wte", "wpe"}
+    return name.endswith(".weight") and len(header.shape) == 2 and header.dtype in _FLOATS and not table  # noqa: PLR2004 - matrices
+
+
+def layers_of(changed: Iterable[str], headers: Mapping[str, TensorHeader]) -> tuple[tuple[int, ...], int]:
+    """The layers of the changed tensors, and how many layers the model has.
+
+    A layer is the first number in a tensor's name; where several stacks have numbers (text and vision), the stack
+    with most of the changed tensors counts.
+    """
+    places = [match.groups() for name in changed if (match := re.match(r"(.*?\.)(\d+)\.", name))]
+    if not places:
+        return (), 0
+    stack = Counter(prefix for prefix, _ in places).most_common(1)[0][0]
+    every = (re.match(re.escape(stack) + r"(\d+)\.", name) for name in headers)
+    total = 1 + max(int(match[1]) for match in every if match)
+    return tuple(sorted({int(number) for prefix, number in places if prefix == stack})), total
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Sorted whole numbers as ranges: 0-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
+
+
+def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether both hold the same bytes, once the base is cast to the source's dtype; stops at the first difference.
+
+    Zeros of either sign are the same value: an update of nothing is no update.
+    """
+    ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
+    blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
+    return all(_same_bytes(ours[block], theirs[block]) or torch.equal(ours[block], theirs[block]) for block in blocks)
+
+
+def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def _require_carriable(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> None:
+    if not changed:
+        raise ExtractionError(
+            "base and source are equal in every tensor, so there is nothing to publish",
+            expected="a source whose linear weights differ from the base's",
+            next_step="correct source or base in the manifest",
+        )
+    stuck = [
+        f"{name} ({_by(headers[name].shape)}, {headers[name].dtype})"
+        for name in changed
+        if not is_linear_weight(name, headers[name])
+    ]
+    if stuck:
+        raise ExtractionError(
+            f"{len(stuck)} tensors differ that a LoRA cannot carry:\n{listed(stuck)}\n",
+            expected="changes in linear weights alone",
+            next_step="name them under adapter.ignore in the manifest to leave them out knowingly",
+        )
+
+
+def _require_ignore_matches(ignore: Sequence[str], names: set[str]) -> None:
+    idle = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
+    if idle:
+        raise ExtractionError(
+            f"adapter.ignore names {', '.join(idle)}, which no tensor matches",
+            expected="names or patterns of tensors in either checkpoint",
+            next_step="correct or remove them in the manifest",
+        )
+
+
+def _ignored(name: str, ignore: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(str(size) for size in shape) or "a scalar"

@@ -1,0 +1,62 @@
+"""What made an artefact: this tool's version, commit and sources, and the packages that decide the bytes."""
+
+import hashlib
+import json
+import platform
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import git
+
+from publisher import __version__
+from publisher.records import Tools
+
+_PACKAGE = Path(__file__).resolve().parent
+_DECIDING = ("torch", "safetensors")
+
+
+def tools(device: str) -> Tools:
+    """The provenance of work done on `device` (`cpu`, or the accelerator's name)."""
+    commit, dirty = _checkout()
+    versions = {name: metadata.version(name) for name in _DECIDING}
+    return Tools(
+        publisher=__version__,
+        commit=commit,
+        dirty=dirty,
+        code=code_digest(),
+        device=device,
+        packages={"python": platform.python_version(), **versions},
+    )
+
+
+@cache
+def code_digest() -> str:
+    """Digest of this package's sources: work done by other code is never taken for this one's."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{file.relative_to(_PACKAGE).as_posix()}\n".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@cache
+def _checkout() -> tuple[str | None, bool | None]:
+    """Commit and dirtiness of the checkout this package runs from, or the commit pip installed it from."""
+    try:
+        with git.Repo(_PACKAGE.parent) as repo:
+            if not repo.git.ls_files("--", str(_PACKAGE / "__init__.py")):
+                return _installed_commit(), None
+            return repo.head.commit.hexsha, repo.is_dirty(untracked_files=False)
+    except (git.InvalidGitRepositoryError, git.NoSuchPathError, git.GitCommandError, ValueError):
+        return _installed_commit(), None
+
+
+def _installed_commit() -> str | None:
+    """The commit of a `pip install git+https://...` (PEP 610); None for a wheel."""
+    try:
+        text = metadata.distribution("publisher").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    commit = json.loads(text).get("vcs_info", {}).get("commit_id") if text else None
+    return commit if isinstance(commit, str) else None

@@ -1,0 +1,293 @@
+"""Extract: two checkpoints become one adapter and extraction.json, the evidence of how well it carries the update.
+
+First the headers of both, then every tensor's bytes: what is equal, what differs, and what differs that a LoRA
+cannot carry. Only when all of that is as it should be does the arithmetic begin, one tensor pair at a time; each
+finished module is kept on disk, so that an interrupted run goes on where it stopped. Neither transformers nor
+peft is needed: modules are found by their names in the checkpoint.
+
+It refuses checkpoints whose tensors do not match, a base equal to the source, changes outside linear weights that
+the manifest does not leave out, and whatever contradicts the manifest's `expect`.
+"""
+
+import math
+import shutil
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from publisher import lora, provenance
+from publisher.adapter import ADAPTER, CONFIG, Factors, adapter_config, padded, write_adapter
+from publisher.comparison import Comparison, compare, ranges
+from publisher.errors import ExtractionError, listed
+from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
+from publisher.manifest import AdapterSettings, Expectation, Variant
+from publisher.progress import Progress
+from publisher.records import (
+    EXTRACTION,
+    Extraction,
+    ExtractionSummary,
+    FileDigest,
+    ModuleExtraction,
+    RankCount,
+    Settings,
+    Snapshot,
+    Spread,
+    Tools,
+)
+from publisher.tensors import TensorReader, read_headers
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
+
+
+def extract(
+    variant: Variant,
+    source: Snapshot,
+    *,
+    base: Snapshot,
+    staged: Path,
+    work: Path,
+    device: torch.device,
+    progress: Progress,
+) -> Extraction:
+    """Write adapter_model.safetensors, adapter_config.json and extraction.json into `staged`.
+
+    Args:
+        variant: the manifest's entry.
+        source: the released checkpoint.
+        base: the checkpoint it was trained from.
+        staged: the variant's folder in the staged tree.
+        work: where finished modules are kept until the adapter is whole.
+        device: where the arithmetic runs.
+        progress: told of each tensor.
+
+    Raises:
+        ExtractionError: naming every tensor or expectation that stands in the way.
+    """
+    headers = read_headers(source.folder), read_headers(base.folder)
+    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+        seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
+        _require_expected(seen, variant.expect, label=variant.label)
+        tools = provenance.tools(_device_name(device))
+        kept = work / f"modules-{_inputs_key(variant, source, base=base, tools=tools)[:16]}"
+        modules = []
+        for index, name in enumerate(seen.changed):
+            progress(f"extracting {name}", index, len(seen.changed))
+            modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
+    _require_signal(modules)
+    extraction = _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
+    shutil.rmtree(work, ignore_errors=True)
+    return extraction
+
+
+def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
+    found = {"linears": (len(seen.changed), expect.linears), "layers": (ranges(seen.layers), expect.layers)}
+    wrong = {field: pair for field, pair in found.items() if pair[1] is not None and str(pair[0]) != str(pair[1])}
+    if wrong:
+        raise ExtractionError(
+            f"{label}: the checkpoints differ in "
+            + " and ".join(f"{field} {is_ or 'none'}" for field, (is_, _) in wrong.items()),
+            expected=" and ".join(f"{field} {should}" for field, (_, should) in wrong.items()),
+            next_step="correct expect, source or base of this variant in the manifest",
+        )
+
+
+# --- one module ---------------------------------------------------------------------------------------------
+
+
+def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, settings: AdapterSettings) -> Factors:
+    """Factors and figures of one changed linear weight; a pure function of its arguments.
+
+    Args:
+        name: the tensor's name, which seeds the arithmetic.
+        source: released weight (m, n).
+        base: base weight (m, n).
+        settings: rank and dtype.
+
+    Raises:
+        ExtractionError: NaN or infinity in either weight.
+    """
+    delta = lora.update_of(base, source)
+    _require_finite(name, source, base=base, delta=delta)
+    noise = lora.rounding_noise(source, name=name)
+    found = lora.decompose(delta, rank=settings.rank, edge=noise.edge, name=name)
+    size = float(torch.linalg.vector_norm(delta))
+    unchanged = int((delta == 0).sum())
+    del delta
+    b, a = lora.factors_of(found, _DTYPES[settings.dtype])
+    quality = lora.merge_quality(base, source, b=b, a=a)
+    figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
+    return Factors(b.cpu(), a.cpu(), figures)
+
+
+def _figures(
+    name: str,
+    source: torch.Tensor,
+    *,
+    found: lora.Decomposition,
+    noise: lora.Noise,
+    quality: lora.MergeQuality,
+    size: float,
+    unchanged: int,
+) -> ModuleExtraction:
+    rows, columns = source.shape
+    floor, fit = noise.norm / size, found.residual / size
+    expected = lora.expected_error(floor, shape=(rows, columns), rank=found.rank)
+    sigma_r = float(found.s[-1]) if found.rank else 0.0
+    hidden = found.sigma_next is not None and (found.sigma_next > noise.edge or sigma_r < _FULL_GAP * noise.edge)
+    return ModuleExtraction(
+        name=name.removesuffix(".weight"),
+        shape=(rows, columns),
+        rank=found.rank,
+        alpha=found.rank,
+        method=found.method,
+        fit_error=fit,
+        relative_error=quality.relative_error,
+        rounding_floor=floor,
+        expected_error=expected,
+        ratio=fit / expected if expected else None,
+        sigma_1=float(found.s[0]) if found.rank else 0.0,
+        sigma_r=sigma_r,
+        sigma_next=found.sigma_next,
+        noise_edge=noise.edge,
+        update_rms=size / math.sqrt(source.numel()),
+        exact_share=quality.exact_elements / source.numel(),
+        unchanged_share=unchanged / source.numel(),
+        rank_at_least=hidden,
+    )
+
+
+def _module(
+    name: str,
+    settings: AdapterSettings,
+    *,
+    readers: tuple[TensorReader, TensorReader],
+    device: torch.device,
+    kept: Path,
+) -> Factors:
+    """The finished module from an earlier run with the same inputs, or a new one, kept as soon as it is done."""
+    figures, factors = kept / f"{name}.json", kept / f"{name}.safetensors"
+    if figures.exists():  # written last: the factors are whole
+        tensors = load_file(factors)
+        return Factors(tensors["b"], tensors["a"], ModuleExtraction.read(figures))
+    source, base = (reader.read(name).to(device) for reader in readers)
+    module = extract_module(name, source, base=base, settings=settings)
+    with atomic(factors) as partial:
+        save_file({"b": module.b, "a": module.a}, partial)
+    module.figures.write(figures)
+    return module
+
+
+def _inputs_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
+    checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
+    return digest_of([checkpoints, variant.adapter.model_dump(), tools.code, tools.device, tools.packages])
+
+
+def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor, delta: torch.Tensor) -> None:
+    if bool(torch.isfinite(delta).all()):
+        return
+    counts = {"source": int((~torch.isfinite(source)).sum()), "base": int((~torch.isfinite(base)).sum())}
+    raise ExtractionError(
+        f"{name} holds NaN or infinity: " + " and ".join(f"{n} elements in the {side}" for side, n in counts.items()),
+        expected="finite weights",
+        next_step="check that checkpoint; it is damaged or its training diverged",
+    )
+
+
+def _require_signal(modules: Sequence[Factors]) -> None:
+    silent = [module.figures.name for module in modules if module.figures.rank == 0]
+    if silent:
+        raise ExtractionError(
+            f"{len(silent)} modules differ by nothing that stands out of rounding noise:\n{listed(silent)}\n",
+            expected="singular values above the noise edge",
+            next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
+        )
+
+
+# --- the adapter --------------------------------------------------------------------------------------------
+
+
+def _assemble(
+    modules: Sequence[Factors],
+    variant: Variant,
+    *,
+    seen: Comparison,
+    snapshots: tuple[Snapshot, Snapshot],
+    tools: Tools,
+    staged: Path,
+) -> Extraction:
+    rank = max(module.figures.rank for module in modules)
+    if variant.adapter.layout == "uniform":
+        modules = [padded(module, rank) for module in modules]
+    figures = tuple(module.figures for module in modules)
+    source, base = (snapshot.checkpoint for snapshot in snapshots)
+    write_text(staged / CONFIG, canonical_json(adapter_config(variant, figures, rank=rank, base=base)))
+    write_adapter(staged / ADAPTER, modules)
+    extraction = Extraction(
+        path=variant.path,
+        label=variant.label,
+        source=source,
+        base=base,
+        settings=_settings(variant),
+        tools=tools,
+        summary=_summary(figures, seen, rank=rank, staged=staged),
+        modules=figures,
+    )
+    extraction.write(staged / EXTRACTION)
+    return extraction
+
+
+def _settings(variant: Variant) -> Settings:
+    return Settings(**variant.adapter.model_dump(), model_class=variant.model_class)
+
+
+def _summary(modules: tuple[ModuleExtraction, ...], seen: Comparison, *, rank: int, staged: Path) -> ExtractionSummary:
+    elements = [math.prod(module.shape) for module in modules]
+    exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
+    ratios = [module.ratio for module in modules if module.ratio is not None]
+    return ExtractionSummary(
+        linears=len(modules),
+        layers=ranges(seen.layers),
+        layers_total=seen.layers_total,
+        rank=rank,
+        ranks=_rank_counts(modules),
+        tensors_equal=seen.equal,
+        tensors_base_only=seen.base_only,
+        left_out=seen.left_out,
+        parameters=sum(module.alpha * sum(module.shape) for module in modules),
+        adapter=_digest(staged / ADAPTER),
+        config=_digest(staged / CONFIG),
+        relative_error=_spread(module.relative_error for module in modules),
+        fit_error=_spread(module.fit_error for module in modules),
+        rounding_floor=_spread(module.rounding_floor for module in modules),
+        ratio=_spread(ratios) if ratios else None,
+        update_rms=_spread(module.update_rms for module in modules),
+        exact_share=exact / sum(elements),
+        exact_share_modules=_spread(module.exact_share for module in modules),
+    )
+
+
+def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:
+    by_rank: dict[int, list[str]] = {}
+    for module in modules:
+        by_rank.setdefault(module.rank, []).append(module.name.rpartition(".")[2])
+    return tuple(
+        RankCount(rank=rank, modules=len(names), names=tuple(sorted(set(names))))
+        for rank, names in sorted(by_rank.items(), reverse=True)
+    )
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    ordered = sorted(values)
+    return Spread(min=ordered[0], median=statistics.median(ordered), max=ordered[-1])
+
+
+def _digest(path: Path) -> FileDigest:
+    return FileDigest(name=path.name, size=path.stat().st_size, sha256=sha256_of(path))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

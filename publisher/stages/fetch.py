@@ -1,0 +1,108 @@
+"""Fetch: a reference of the manifest becomes a checkpoint on this machine, every file of it named by its digest.
+
+Only config.json, the weights and their index are taken: the rest of a repository has no part in an adapter. A
+local folder is used where it is. Shards that are missing or cut short are refused here, before any long work.
+"""
+
+from pathlib import Path
+
+from publisher import hub
+from publisher.errors import FetchError, MissingFileError
+from publisher.files import digest_of, sha256_of
+from publisher.manifest import Reference
+from publisher.progress import Progress
+from publisher.records import Checkpoint, FileDigest, Record, Snapshot
+from publisher.tensors import CONFIG, INDEX, SINGLE, checkpoint_files, read_headers, weight_entry
+
+_SHA256_DIGITS = 64
+
+
+class _Known(Record):
+    """A digest that holds as long as the file's size and time of change do."""
+
+    size: int
+    changed_ns: int
+    sha256: str
+
+
+class _DigestMemo(Record):
+    """Digests of files already read on this machine, by resolved path."""
+
+    known: dict[str, _Known]
+
+
+def fetch(reference: Reference, *, memo: Path, progress: Progress) -> Snapshot:
+    """The checkpoint on disk, whole.
+
+    Args:
+        reference: a local folder, or a repository at a full commit id.
+        memo: a JSON file that remembers digests between runs, so that an unchanged file is hashed once.
+        progress: told what is being downloaded or hashed.
+
+    Raises:
+        FetchError: missing, damaged or pickled weights.
+        HubError: the Hub cannot be reached, or refuses.
+    """
+    folder = Path(reference.path) if reference.path is not None else _download(reference, progress)
+    read_headers(folder)
+    files = _digests(folder, memo=memo, progress=progress)
+    if reference.path is None:
+        return Snapshot(checkpoint=_hub_checkpoint(reference, files, folder), folder=folder)
+    content = digest_of([file.model_dump() for file in files])
+    name = folder.resolve().name
+    return Snapshot(checkpoint=Checkpoint(kind="local", name=name, revision=content, files=files), folder=folder)
+
+
+def _download(reference: Reference, progress: Progress) -> Path:
+    repo, revision = reference.repo or "", reference.revision or ""
+    progress(f"fetching {repo}@{revision[:8]}")
+    folder = hub.download(repo, revision, filename=CONFIG).parent
+    _download_entry(repo, revision)
+    return hub.download_all(repo, revision, filenames=checkpoint_files(folder))
+
+
+def _download_entry(repo: str, revision: str) -> None:
+    for entry in (SINGLE, INDEX):
+        try:
+            hub.download(repo, revision, filename=entry)
+        except MissingFileError:
+            continue
+        return
+    names = [file.path for file in hub.list_files(repo, revision)]
+    weight_entry(names, where=f"{repo}@{revision[:8]}")  # says what is there instead
+
+
+def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
+    known = _remembered(memo)
+    found = []
+    for name in checkpoint_files(folder):
+        path = (folder / name).resolve()
+        state = path.stat()
+        before = known.get(str(path))
+        if before is None or (before.size, before.changed_ns) != (state.st_size, state.st_mtime_ns):
+            progress(f"hashing {folder / name}")
+            before = _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(path))
+            known[str(path)] = before
+            _DigestMemo(known=known).write(memo)
+        found.append(FileDigest(name=name, size=before.size, sha256=before.sha256))
+    return tuple(found)
+
+
+def _remembered(memo: Path) -> dict[str, _Known]:
+    try:
+        return dict(_DigestMemo.read(memo).known)
+    except FetchError:  # absent or damaged: it only saves time
+        return {}
+
+
+def _hub_checkpoint(reference: Reference, files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:
+    for file in files:
+        # huggingface_hub's cache names an LFS or Xet blob by the SHA-256 the Hub gives for it
+        blob = (folder / file.name).resolve().name
+        if len(blob) == _SHA256_DIGITS and blob != file.sha256:
+            raise FetchError(
+                f"{file.name} of {reference.repo} has SHA-256 {file.sha256[:12]}…",
+                expected=f"{blob[:12]}…, as the Hub says",
+                next_step=f"delete {folder / file.name} and the blob it points to, and run again",
+            )
+    return Checkpoint(kind="hub", name=reference.repo or "", revision=reference.revision or "", files=files)

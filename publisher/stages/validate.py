@@ -1,0 +1,290 @@
+"""Validate: the written adapter is re-read and has to do what extraction.json says.
+
+Structure first: the files are those of extraction.json, PEFT loads them on the manifest's model class (without
+weights, on the meta device), every tensor of the file reaches a parameter and every parameter has a tensor, and
+every scaling is 1. Then numbers: base + BA against the source, module by module, from the files. Then function,
+where the model fits in memory: the logits of base + adapter lie close to the source's and away from the base's.
+
+PEFT itself only warns, or says nothing, where an adapter loads in part; here each of these is an error.
+"""
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import psutil
+import torch
+import transformers
+from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
+
+from publisher import lora
+from publisher.adapter import ADAPTER, CONFIG, KEY_PREFIX
+from publisher.errors import ValidationError, listed
+from publisher.files import sha256_of
+from publisher.manifest import Variant
+from publisher.progress import Progress
+from publisher.records import Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
+from publisher.tensors import TensorHeader, TensorReader, read_headers
+
+CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
+FUNCTION_LIMIT = 0.5  # of the way from the source's logits to the base's
+_SEQUENCES, _TOKENS = 2, 32
+_MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
+_AGAIN = "publish extract --manifest MANIFEST"
+
+
+def validate(
+    variant: Variant,
+    extraction: Extraction,
+    *,
+    source: Snapshot,
+    base: Snapshot,
+    staged: Path,
+    device: torch.device,
+    progress: Progress,
+) -> Validation:
+    """Check the adapter in `staged` in all three ways; what was seen.
+
+    Raises:
+        ValidationError: the first of the three that fails, naming every module concerned.
+    """
+    progress(f"validating {variant.label}: structure")
+    require_files(extraction, staged)
+    require_loadable(variant, extraction, base=base, staged=staged)
+    difference = require_numbers(extraction, source=source, base=base, staged=staged, device=device, progress=progress)
+    skipped = _function_obstacle(read_headers(source.folder))
+    if skipped is None:
+        progress(f"validating {variant.label}: function")
+        function = require_function(variant, source=source, base=base, staged=staged)
+    return Validation(
+        path=variant.path,
+        modules=len(extraction.modules),
+        tensors=2 * len(extraction.modules),
+        largest_claim_difference=difference,
+        function=function if skipped is None else None,
+        function_skipped=skipped,
+    )
+
+
+# --- structure ----------------------------------------------------------------------------------------------
+
+
+def require_files(extraction: Extraction, staged: Path) -> None:
+    """The adapter's files are those of extraction.json, and hold just its modules: shapes, dtype, finite, not zero."""
+    for name, digest in ((ADAPTER, extraction.summary.adapter.sha256), (CONFIG, extraction.summary.config.sha256)):
+        found = sha256_of(staged / name)
+        if found != digest:
+            raise ValidationError(
+                f"{staged / name} has SHA-256 {found[:12]}…",
+                expected=f"{digest[:12]}…, as extraction.json says",
+                next_step=_AGAIN,
+            )
+    expected = {key: shape for module in extraction.modules for key, shape in _tensors_of(module).items()}
+    with safe_open(staged / ADAPTER, framework="pt") as file:
+        problems = [f"{key} is missing" for key in sorted(expected.keys() - set(file.keys()))]
+        problems += [f"{key} belongs to no module" for key in sorted(set(file.keys()) - expected.keys())]
+        for key in sorted(expected.keys() & set(file.keys())):
+            problems += _tensor_problems(key, file.get_tensor(key), shape=expected[key], settings=extraction)
+    _require_none(problems, f"{staged / ADAPTER} does not hold what extraction.json lists")
+
+
+def _tensors_of(module: ModuleExtraction) -> dict[str, tuple[int, int]]:
+    rows, columns = module.shape
+    key = KEY_PREFIX + module.name
+    return {f"{key}.lora_A.weight": (module.alpha, columns), f"{key}.lora_B.weight": (rows, module.alpha)}
+
+
+def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], settings: Extraction) -> Iterator[str]:
+    if tuple(tensor.shape) != shape:
+        yield f"{key} is {tuple(tensor.shape)} instead of {shape}"
+    if tensor.dtype != getattr(torch, settings.settings.dtype):
+        yield f"{key} is {tensor.dtype} instead of {settings.settings.dtype}"
+    if not bool(torch.isfinite(tensor).all()):
+        yield f"{key} holds NaN or infinity"
+    if not bool(tensor.any()):
+        yield f"{key} is all zero"
+
+
+def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
+    """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
+    with torch.device("meta"):
+        model = model_class(variant)._from_config(_config(base))  # noqa: SLF001 - transformers' own way to build from a config
+    loaded, complaints = _load_adapter(model, staged)
+    problems = [*complaints]
+    layers = {name: layer for name, layer in loaded.named_modules() if isinstance(layer, LoraLayer)}
+    parameters = {name: p for name, p in loaded.named_parameters() if ".lora_" in name}
+    have = {name.replace(".default.", ".") for name in parameters}
+    want = {key for module in extraction.modules for key in _tensors_of(module)}
+    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(have - want)]
+    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(want - have)]
+    problems += [f"{name} was left on the meta device" for name, p in sorted(parameters.items()) if p.is_meta]
+    problems += [
+        f"{name} has scaling {layer.scaling['default']}"
+        for name, layer in sorted(layers.items())
+        if layer.scaling["default"] != 1.0
+    ]
+    _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
+
+
+def model_class(variant: Variant) -> Any:
+    """The manifest's class in transformers.
+
+    Raises:
+        ValidationError: the installed transformers has no such class.
+    """
+    found = getattr(transformers, variant.model_class, None)
+    if found is None:
+        raise ValidationError(
+            f"transformers {transformers.__version__} has no class {variant.model_class}",
+            expected=f"the model_class of variant {variant.path}",
+            next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
+        )
+    return found
+
+
+def _load_adapter(model: Any, staged: Path) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            loaded = peft.PeftModel.from_pretrained(model, staged, low_cpu_mem_usage=True)
+        except (ValueError, RuntimeError, KeyError) as error:
+            raise ValidationError(
+                f"PEFT cannot load {staged} on {type(model).__name__}: {' '.join(str(error).split())[:400]}",
+                expected="an adapter for this model class",
+                next_step="correct model_class in the manifest to the class whose tensor names the checkpoint has",
+            ) from error
+    return loaded, [" ".join(str(entry.message).split())[:400] for entry in caught if _is_complaint(entry)]
+
+
+def _is_complaint(entry: warnings.WarningMessage) -> bool:
+    return issubclass(entry.category, UserWarning | RuntimeWarning)
+
+
+def _config(snapshot: Snapshot) -> Any:
+    return transformers.AutoConfig.from_pretrained(snapshot.folder, local_files_only=True)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+def require_numbers(
+    extraction: Extraction,
+    *,
+    source: Snapshot,
+    base: Snapshot,
+    staged: Path,
+    device: torch.device,
+    progress: Progress,
+) -> float:
+    """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
+    largest, problems = 0.0, []
+    with (
+        TensorReader(read_headers(source.folder)) as sources,
+        TensorReader(read_headers(base.folder)) as bases,
+        safe_open(staged / ADAPTER, framework="pt") as adapter,
+    ):
+        for index, module in enumerate(extraction.modules):
+            progress(f"checking {module.name}", index, len(extraction.modules))
+            weights = [reader.read(f"{module.name}.weight").to(device) for reader in (bases, sources)]
+            a, b = (adapter.get_tensor(key).to(device) for key in sorted(_tensors_of(module)))
+            found = lora.merge_quality(*weights, b=b, a=a)
+            exact = found.exact_elements / math.prod(module.shape)
+            differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
+            largest = max(largest, *differences)
+            if differences[0] > CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):
+                problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
+            if differences[1] > CLAIM_TOLERANCE:
+                problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
+    _require_none(problems, "base + adapter differs from what extraction.json claims")
+    return largest
+
+
+# --- function -----------------------------------------------------------------------------------------------
+
+
+def _function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+    needed = 4 * sum(math.prod(header.shape) for header in headers.values())
+    free = int(psutil.virtual_memory().available * _MEMORY_SHARE)
+    if needed <= free:
+        return None
+    return f"the model needs {needed / 1e9:.1f} GB in float32 and {free / 1e9:.1f} GB of memory can be used"
+
+
+def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, staged: Path) -> FunctionCheck:
+    """Logits in float32 on fixed token ids, one model in memory at a time.
+
+    Raises:
+        ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
+    """
+    ids = _token_ids(_config(base))
+    adapted, complaints = _load_adapter(_model(variant, base), staged)
+    _require_none(complaints, f"PEFT complains about {staged}")
+    with_adapter = _logits(adapted, ids)
+    with adapted.disable_adapter():
+        without = _logits(adapted, ids)
+    del adapted
+    released = _logits(_model(variant, source), ids)
+    check = _function_check(with_adapter, without, released=released)
+    if not check.ratio < FUNCTION_LIMIT:
+        raise ValidationError(
+            f"{variant.label}: the logits of base + adapter are {check.distance} from the source's, "
+            f"those of the base {check.base_distance}",
+            expected=f"less than {FUNCTION_LIMIT:.0%} of the base's distance",
+            next_step="compare source, base and rank in the manifest with how the release was trained",
+        )
+    return check
+
+
+def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, released: torch.Tensor) -> FunctionCheck:
+    distance = float(torch.linalg.vector_norm((with_adapter - released).double()))
+    base_distance = float(torch.linalg.vector_norm((without - released).double()))
+    return FunctionCheck(
+        dtype="float32",
+        tokens=(_SEQUENCES, _TOKENS),
+        distance=distance,
+        base_distance=base_distance,
+        ratio=distance / base_distance if base_distance else math.inf,
+        largest=float((with_adapter - released).abs().max()),
+    )
+
+
+def _token_ids(config: Any) -> torch.Tensor:
+    vocabulary = config.get_text_config().vocab_size
+    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=lora.seeded("tokens", torch.device("cpu")))
+
+
+def _model(variant: Variant, snapshot: Snapshot) -> Any:
+    with _quiet():
+        loaded = model_class(variant).from_pretrained(snapshot.folder, dtype=torch.float32, local_files_only=True)
+    return loaded.eval()
+
+
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=ids).logits.float()
+    return logits
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' loading bar and report: tensors in the base alone are known from extraction."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _require_none(problems: list[str], what: str) -> None:
+    if problems:
+        raise ValidationError(
+            f"{what}:\n{listed(problems)}\n", expected="no difference in either direction", next_step=_AGAIN
+        )
