@@ -58,7 +58,7 @@ _SHORT.maxstring = _SHORT.maxlong = 100
 _REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 _COMMIT_ID = r"[0-9a-f]{40}"
 _LICENSE = r"[a-z0-9][a-z0-9.+-]*"
-_LAYERS = r"(\d+)(?:-(\d+))?"
+_LAYERS = r"\d+(-\d+)?(, ?\d+(-\d+)?)*"
 
 
 def is_repo_id(text: str) -> bool:
@@ -127,12 +127,13 @@ def _rank(value: Any) -> Any:
 
 def _layers(value: Any) -> Any:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    match = re.fullmatch(_LAYERS, text, re.ASCII) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError(f"{_shown(value)} is not a range of layers; write first-last, such as 40-63")
-    if int(match[2] or match[1]) < int(match[1]):
-        raise ValueError(f"{_shown(value)} runs backwards; write {match[2]}-{match[1]}")
-    return text
+    if not isinstance(text, str) or not re.fullmatch(_LAYERS, text, re.ASCII):
+        raise ValueError(f"{_shown(value)} is not a range of layers; write such as 40-63 or 0-3, 7")
+    runs = [[int(number) for number in run.split("-")] for run in text.split(",")]
+    numbers = [number for run in runs for number in run]
+    if numbers != sorted(set(numbers)):
+        raise ValueError(f"{_shown(value)} does not run upwards; write such as 40-63 or 0-3, 7")
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _identifier(text: str) -> str:
@@ -229,7 +230,7 @@ class AdapterSettings(_Model):
     task_type: Annotated[str, BeforeValidator(_task_type), Field(json_schema_extra={"enum": list(TASK_TYPES)})]
     """PEFT's task type, which decides the class that loaders build."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Tensors that may differ and are left out; extraction.json and the card say so."""
+    """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
 
 
 class Expectation(_Model):
@@ -238,7 +239,7 @@ class Expectation(_Model):
     linears: Annotated[int, Field(gt=0)] | None = None
     """How many linear modules the adapter has."""
     layers: Annotated[str, BeforeValidator(_layers), _pattern(_LAYERS)] | None = None
-    """First and last layer that carry it, such as 40-63."""
+    """The layers that carry it, such as 40-63 or 0-3, 7."""
 
 
 class Variant(_Model):

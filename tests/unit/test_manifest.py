@@ -3,6 +3,7 @@
 Each file of tests/manifests_bad has one fault (five_faults.yaml has five); the .txt beside it is what the user gets.
 """
 
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from publisher.errors import ManifestError
-from publisher.manifest import load_manifest, parse_manifest, read_manifest
+from publisher.files import canonical_json
+from publisher.manifest import Manifest, load_manifest, parse_manifest, read_manifest
 
 ROOT = Path(__file__).parents[2]
 BAD = sorted((ROOT / "tests/manifests_bad").glob("*.yaml"))
@@ -158,9 +160,16 @@ def test_nothing_else_but_auto_is_a_rank(rank: object) -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
-def test_a_range_of_layers_runs_forwards(first: int, last: int) -> None:
+def test_a_range_of_layers_runs_upwards(first: int, last: int) -> None:
     wrong = complaints(with_value(f"{first}-{last}", "variants", 0, "expect", "layers"))
-    assert bool(wrong) == (last < first)
+    assert bool(wrong) == (last <= first)
+
+
+@pytest.mark.parametrize(("written", "read"), [(7, "7"), ("0-3,7", "0-3, 7"), ("3, 7, 11-12", "3, 7, 11-12")])
+def test_layers_are_read_as_extraction_writes_them(written: object, read: str) -> None:
+    manifest, _ = parse_manifest(Path("m.yaml"), with_value(written, "variants", 0, "expect", "layers"))
+    assert manifest is not None
+    assert manifest.variants[0].expect.layers == read
 
 
 @given(st.one_of(st.text(max_size=60), st.text("{}[]&*!?:-,#|>'\"%@ \na1", max_size=40)))
@@ -173,3 +182,28 @@ def test_any_text_at_all_yields_problems_and_never_an_exception(text: str) -> No
 @pytest.mark.parametrize("value", ["!!bool maybe", "!!timestamp noon", "!!int x", "0x_", "2026-02-30", "!!set {a}"])
 def test_values_that_trip_the_yaml_reader_are_problems_too(value: str) -> None:
     assert len(complaints(CLEF.replace("title: clef-lora", f"title: {value}"))) == 1
+
+
+def test_the_json_schema_for_editors_is_not_stale(golden: Callable[[Path, str], None]) -> None:
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+    golden(ROOT / "schemas/manifest.schema.json", canonical_json(schema))
+
+
+def whole_manifests(document: Path) -> list[str]:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if re.search(r"^version:", block, re.MULTILINE)]
+
+
+def test_every_whole_manifest_in_the_documentation_is_sound() -> None:
+    found = [text for document in (ROOT / "docs").glob("*.md") for text in whole_manifests(document)]
+    assert found
+    assert [complaints(text) for text in found] == [[]] * len(found)
+
+
+def test_the_documentation_names_every_field_and_every_choice() -> None:
+    text = (ROOT / "docs/manifest.md").read_text(encoding="utf-8")
+    schema = Manifest.model_json_schema()
+    models = [schema, *schema["$defs"].values()]
+    fields = {name for model in models for name in model["properties"]}
+    choices = {choice for model in models for field in model["properties"].values() for choice in field.get("enum", [])}
+    assert [word for word in sorted(fields | choices) if f"`{word}`" not in text] == []
