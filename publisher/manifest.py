@@ -282,6 +282,7 @@ class CardSettings(_Model):
     template: Text
     title: Text
     summary: Text
+    usage: Text = "usage_peft.md.j2"
 
 
 class Manifest(_Model):
@@ -375,8 +376,8 @@ def parse_manifest(path: Path, text: str) -> tuple[Manifest | None, tuple[Proble
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         found = (_problem(path, details) for details in error.errors(include_url=False))
-        return None, (*problems, *found, *_template_problems(path, _template_of(data)))
-    problems = (*problems, *_template_problems(path, manifest.card.template))
+        return None, (*problems, *found, *_template_problems(path, data))
+    problems = (*problems, *_template_problems(path, data))
     return (None, problems) if problems else (manifest, ())
 
 
@@ -396,24 +397,29 @@ def _version_problems(path: Path, data: dict[Hashable, Any]) -> tuple[Problem, .
 
 
 def find_template(manifest_file: Path, name: str) -> Path | None:
-    """The card's template: beside the manifest, or one that comes with this tool."""
+    """A template of the card, whole or usage part: beside the manifest, or one that comes with this tool."""
     for folder in (manifest_file.parent, packaged_folder("templates")):
         if Path(name).name == name and (folder / name).is_file():
             return folder / name
     return None
 
 
-def _template_of(data: dict[Hashable, Any]) -> Any:
+_TEMPLATES = {"template": "*_card.md.j2", "usage": "usage_*.md.j2"}
+
+
+def _template_problems(path: Path, data: dict[Hashable, Any]) -> tuple[Problem, ...]:
     card = data.get("card")
-    return card.get("template") if isinstance(card, dict) else None
+    names = {field: card.get(field) for field in _TEMPLATES} if isinstance(card, dict) else {}
+    return tuple(
+        Problem(path, f"card.{field}", _unknown_template(field, name))
+        for field, name in names.items()
+        if isinstance(name, str) and name and not find_template(path, name)
+    )
 
 
-def _template_problems(path: Path, template: Any) -> tuple[Problem, ...]:
-    if not isinstance(template, str) or not template or find_template(path, template):
-        return ()
-    known = sorted(file.name for file in packaged_folder("templates").glob("*.j2") if not file.name.startswith("_"))
-    what = f"there is no template '{template}'; use {', '.join(known)}, or put the file beside the manifest"
-    return (Problem(path, "card.template", what),)
+def _unknown_template(field: str, name: str) -> str:
+    known = sorted(file.name for file in packaged_folder("templates").glob(_TEMPLATES[field]))
+    return f"there is no template '{name}'; use {', '.join(known)}, or put the file beside the manifest"
 
 
 # --- YAML ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share.
+"""What all tests share.
 
 Golden files hold text exactly as a user sees it. After a change that is meant, write them anew and read the diff:
 
@@ -13,9 +13,11 @@ import pytest
 
 from publisher.demo import make_demo
 
+Golden = Callable[[Path, str], None]
+
 
 @pytest.fixture
-def golden() -> Callable[[Path, str], None]:
+def golden() -> Golden:
     """`golden(path, text)`: the text is what the file holds, or becomes so under UPDATE_GOLDEN=1."""
     return _matches
 

@@ -1,0 +1,286 @@
+"""The card: README.md, rendered from the manifest and the JSON artefacts alone.
+
+The body is a Jinja template, the header huggingface_hub's own `ModelCardData`. A variable that a template names
+and nothing provides is an error, never a blank. Refused is evidence that is not the manifest's: another path,
+checkpoint or setting, or a verification of another adapter. The filters below are the only forms in which a figure
+reaches the card (docs/card.md). No network, no torch.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from publisher.errors import CardError
+from publisher.files import packaged_folder
+from publisher.manifest import Manifest, Reference, Variant
+from publisher.records import Checkpoint, Extraction, ExtractionSummary, Verification
+
+_PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the card may say about one variant; without a verification, it says that none was run."""
+
+    variant: Variant
+    extraction: Extraction
+    verification: Verification | None
+
+
+# --- reading the evidence -----------------------------------------------------------------------------------
+
+
+def load_evidence(manifest: Manifest, staged: Path) -> tuple[Evidence, ...]:
+    """The JSON artefacts of every variant, in the manifest's order, from the staged tree.
+
+    Raises:
+        CardError: an extraction.json is missing, or an artefact is not of this manifest or of this adapter.
+        FetchError: an artefact is damaged or of another schema.
+    """
+    return tuple(_evidence(variant, staged / variant.folder) for variant in manifest.variants)
+
+
+def _evidence(variant: Variant, folder: Path) -> Evidence:
+    file = folder / "extraction.json"
+    if not file.is_file():
+        raise CardError(f"{file} does not exist", next_step="publish extract --manifest MANIFEST")
+    extraction = Extraction.read(file)
+    _agree(file, _found(extraction), expected=_wanted(variant), command="extract")
+    return Evidence(variant, extraction, _verification(folder / "verification.json", extraction))
+
+
+def _verification(file: Path, extraction: Extraction) -> Verification | None:
+    if not file.is_file():
+        return None
+    verification = Verification.read(file)
+    found = {"path": verification.path, "adapter_sha256": verification.adapter_sha256}
+    expected = {"path": extraction.path, "adapter_sha256": extraction.summary.adapter.sha256}
+    _agree(file, found, expected=expected, command="verify")
+    return verification
+
+
+def _agree(file: Path, found: dict[str, Any], *, expected: dict[str, Any], command: str) -> None:
+    for field, value in expected.items():
+        if found[field] != value:
+            raise CardError(
+                f"{file}: {field} is {found[field]}",
+                expected=f"{value}",
+                next_step=f"publish {command} --manifest MANIFEST, then publish card --manifest MANIFEST",
+            )
+
+
+def _wanted(variant: Variant) -> dict[str, Any]:
+    return {
+        "path": variant.path,
+        "source": _pin(variant.source),
+        "base": _pin(variant.base),
+        "settings.model_class": variant.model_class,
+        **{f"settings.{name}": value for name, value in variant.adapter},
+    }
+
+
+def _found(extraction: Extraction) -> dict[str, Any]:
+    return {
+        "path": extraction.path,
+        "source": _identity(extraction.source),
+        "base": _identity(extraction.base),
+        **{f"settings.{name}": value for name, value in extraction.settings},
+    }
+
+
+def _pin(reference: Reference) -> str:
+    return f"{reference.repo}@{reference.revision}" if reference.repo else "a local folder"
+
+
+def _identity(checkpoint: Checkpoint) -> str:
+    # A local folder's revision is the digest of its files, which the manifest does not know.
+    return f"{checkpoint.name}@{checkpoint.revision}" if checkpoint.kind == "hub" else "a local folder"
+
+
+# --- rendering ----------------------------------------------------------------------------------------------
+
+
+def render_card(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> str:
+    """README.md: header and body, one newline at the end, no space at the end of a line.
+
+    The templates that the manifest names are looked for in the folder `beside` (the manifest's own), then among
+    those that come with this tool: the order of `find_template`.
+
+    Raises:
+        CardError: a template is missing, is not Jinja, or names a variable that is not there.
+    """
+    header = _header(manifest)
+    body = _body(manifest, evidence, folders=(beside, packaged_folder("templates")))
+    text = f"---\n{header.to_yaml()}\n---\n\n{body}"
+    text = "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n") + "\n"
+    if ModelCard(text).data.to_yaml() != header.to_yaml():
+        raise CardError("the card's header does not read back as it was written", next_step="report this as a bug")
+    return text
+
+
+def check_card(text: str, path: Path) -> str:
+    """Unified diff from the card at `path` to this text; empty where they are the same."""
+    there = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines = (there.splitlines(keepends=True), text.splitlines(keepends=True))
+    return "".join(difflib.unified_diff(*lines, fromfile=f"{path}", tofile="rendered now"))
+
+
+def _header(manifest: Manifest) -> ModelCardData:
+    # The Hub refuses a card whose base_model is no repository, so local folders stay out of the header.
+    bases = [variant.base.repo for variant in manifest.variants if variant.base.repo]
+    return ModelCardData(
+        license=manifest.license,
+        library_name="peft",
+        base_model=list(dict.fromkeys(bases)) or None,
+        base_model_relation="adapter" if bases else None,
+        pipeline_tag=_pipeline_tag(manifest),
+        tags=["lora", "peft", "transformers"],
+    )
+
+
+def _pipeline_tag(manifest: Manifest) -> str | None:
+    classes = {variant.model_class for variant in manifest.variants}
+    tags = {next((tag for end, tag in _PIPELINES.items() if name.endswith(end)), None) for name in classes}
+    return tags.pop() if len(tags) == 1 else None
+
+
+def _body(manifest: Manifest, evidence: Sequence[Evidence], *, folders: tuple[Path, ...]) -> str:
+    # Not HTML: the output is Markdown, and escaping would spoil the code in it.
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - see above
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    try:
+        return environment.get_template(manifest.card.template).render(manifest=manifest, evidence=evidence)
+    except TemplateError as error:
+        raise CardError(
+            f"the template {manifest.card.template} cannot be rendered: {_complaint(error)}",
+            expected="the variables and filters of docs/card.md",
+            next_step="correct the template, then publish card --manifest MANIFEST",
+        ) from error
+
+
+def _complaint(error: TemplateError) -> str:
+    place = getattr(error, "name", None), getattr(error, "lineno", None)
+    return f"{error.message} ({place[0]}, line {place[1]})" if all(place) else f"{error.message}"
+
+
+# --- the forms in which a figure reaches the card -----------------------------------------------------------
+
+
+def count(number: int) -> str:
+    """6373 as `6,373`."""
+    return f"{number:,}"
+
+
+def percent(share: float) -> str:
+    """0.0009 as `0.09%`; 0% and 100% are exact, and what is near them never reads as if it were."""
+    if share in {0, 1}:
+        return f"{100 * share:.0f}%"
+    if 0 < share < 0.00005:  # noqa: PLR2004 - half of the last digit shown
+        return "<0.01%"
+    if 0.99995 <= share < 1:  # noqa: PLR2004 - likewise
+        return ">99.99%"
+    return f"{100 * share:.2f}%"
+
+
+def figure(value: float) -> str:
+    """Three significant digits: 1.0 as `1.00`, 0.00351 as it is."""
+    return f"{value:#.3g}"
+
+
+def size(octets: int) -> str:
+    """Decimal units, as the Hub shows them: `1.32 GB`, `88.8 MB`, `4.0 kB`."""
+    if octets >= 999_500_000:  # noqa: PLR2004 - where MB would round up to a thousand
+        return f"{octets / 1e9:.2f} GB"
+    if octets >= 999_500:  # noqa: PLR2004 - likewise
+        return f"{octets / 1e6:.1f} MB"
+    return f"{octets / 1e3:.1f} kB"
+
+
+def extent(summary: ExtractionSummary) -> str:
+    """`186 linears, layers 40–63`, or `248 linears, all 32 layers`."""
+    total = summary.layers_total
+    if total > 1 and summary.layers == f"0-{total - 1}":
+        where = f"all {total} layers"
+    else:
+        where = f"layer{'s' * (not summary.layers.isdigit())} {summary.layers.replace('-', '–')}"
+    return f"{linears(summary.linears)}, {where}"
+
+
+def linears(number: int) -> str:
+    """`1 linear`, `186 linears`."""
+    return f"{count(number)} linear{'s' * (number != 1)}"
+
+
+def checkpoint(reference: Reference, known: Checkpoint) -> str:
+    """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
+    name = f"{inline(reference.where)}@{known.revision[:8]}"
+    return f"[{name}](https://huggingface.co/{reference.repo}/tree/{known.revision})" if reference.repo else name
+
+
+def full_width(extraction: Extraction, rank: int) -> bool:
+    """Whether every module of this rank has no more rows or columns than that."""
+    return all(min(module.shape) == rank for module in extraction.modules if module.rank == rank)
+
+
+def uncertain(extraction: Extraction) -> int:
+    """How many modules have their smallest value in the noise, so that their true rank may be higher."""
+    return sum(module.rank_at_least for module in extraction.modules)
+
+
+def grouped(names: Sequence[str]) -> tuple[str, ...]:
+    """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
+    return tuple(_groups(sorted(names)))
+
+
+def _groups(names: Sequence[str]) -> Iterator[str]:
+    for _, together in groupby(names, key=lambda name: name.partition(".")[0]):
+        group = tuple(together)
+        yield f"`{_shared(group)}.*` ({count(len(group))})" if len(group) > 1 else f"`{group[0]}`"
+
+
+def _shared(names: Sequence[str]) -> str:
+    levels = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def inline(text: str) -> str:
+    """Text on one line that breaks no table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def quoted(text: str) -> str:
+    """Text as a Python string literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    form.__name__: form
+    for form in (
+        count,
+        percent,
+        figure,
+        size,
+        linears,
+        extent,
+        checkpoint,
+        full_width,
+        uncertain,
+        grouped,
+        inline,
+        quoted,
+    )
+}
