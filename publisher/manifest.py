@@ -280,9 +280,13 @@ class CardSettings(_Model):
     """What the card says that no artefact can know."""
 
     template: Text
+    """Template of the card: one that comes with the tool, or a file beside the manifest."""
     title: Text
+    """The card's heading."""
     summary: Text
+    """One sentence under the heading."""
     usage: Text = "usage_peft.md.j2"
+    """Template of the part that shows how the adapter is loaded."""
 
 
 class Manifest(_Model):

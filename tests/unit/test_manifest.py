@@ -189,6 +189,16 @@ def test_the_json_schema_for_editors_is_not_stale(golden: Callable[[Path, str], 
     golden(ROOT / "schemas/manifest.schema.json", canonical_json(schema))
 
 
+def test_every_field_tells_an_editor_what_it_is() -> None:
+    schema = Manifest.model_json_schema()
+    described = {
+        f"{model['title']}.{name}": bool(field.get("description") or field.get("$ref"))
+        for model in (schema, *schema["$defs"].values())
+        for name, field in model["properties"].items()
+    }
+    assert [name for name, is_described in described.items() if not is_described] == []
+
+
 def whole_manifests(document: Path) -> list[str]:
     blocks = re.findall(r"^```yaml\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return [block for block in blocks if re.search(r"^version:", block, re.MULTILINE)]
