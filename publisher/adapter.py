@@ -14,8 +14,6 @@ from publisher.files import atomic
 from publisher.manifest import Variant
 from publisher.records import Checkpoint, ModuleExtraction
 
-ADAPTER = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
 

@@ -4,7 +4,8 @@
     ├── ManifestError         exit 2: the manifest or the command line is wrong
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
-    │   └── MissingFileError  the repository has no such file
+    │   ├── MissingFileError        the repository has no such file
+    │   └── MissingRepositoryError  no such repository, or none this token may see
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
@@ -57,6 +58,10 @@ class HubError(PublisherError):
 
 class MissingFileError(HubError):
     """The repository has no such file at this commit."""
+
+
+class MissingRepositoryError(HubError):
+    """There is no such repository, or none that this token may see."""
 
 
 class ExtractionError(PublisherError):

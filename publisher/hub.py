@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from publisher.errors import HubError, MissingFileError
+from publisher.errors import HubError, MissingFileError, MissingRepositoryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
             f"{repo} is gated", next_step=f"ask for access at {constants.ENDPOINT}/{repo}, then: hf auth login"
         ) from None
     except RepositoryNotFoundError:
-        raise HubError(
+        raise MissingRepositoryError(
             f"there is no repository {repo} at {constants.ENDPOINT}, or this token may not see it",
             next_step="correct the manifest, or: hf auth login",
         ) from None

@@ -27,20 +27,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from publisher import artefacts
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
-ARTEFACT_NAMES = frozenset(
-    {
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "extraction.json",
-        "verification.json",
-        "manifest.yaml",
-    }
-)
-_ARTEFACTS = frozenset(name.casefold() for name in ARTEFACT_NAMES)
+_ARTEFACTS = frozenset(name.casefold() for name in artefacts.ALL)
 TASK_TYPES = (
     "CAUSAL_LM",
     "FEATURE_EXTRACTION",

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,27 +17,26 @@ _PACKAGE = Path(__file__).resolve().parent
 _DECIDING = ("torch", "safetensors")
 
 
-def tools(device: str) -> Tools:
-    """The provenance of work done on `device` (`cpu`, or the accelerator's name)."""
+def tools(device: str, *, code: Sequence[str]) -> Tools:
+    """The provenance of work done on `device` (`cpu`, or the accelerator's name) by these source files."""
     commit, dirty = _checkout()
     versions = {name: metadata.version(name) for name in _DECIDING}
     return Tools(
         publisher=__version__,
         commit=commit,
         dirty=dirty,
-        code=code_digest(),
+        code=code_digest(code),
         device=device,
         packages={"python": platform.python_version(), **versions},
     )
 
 
-@cache
-def code_digest() -> str:
-    """Digest of this package's sources: work done by other code is never taken for this one's."""
+def code_digest(files: Sequence[str]) -> str:
+    """Digest of these sources of the package: work done by other code is never taken for this one's."""
     digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(f"{file.relative_to(_PACKAGE).as_posix()}\n".encode())
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    for file in sorted(files):
+        digest.update(f"{file}\n".encode())
+        digest.update(hashlib.sha256((_PACKAGE / file).read_bytes()).digest())
     return digest.hexdigest()
 
 

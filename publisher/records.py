@@ -14,8 +14,6 @@ from publisher.errors import FetchError
 from publisher.files import canonical_json, write_text
 
 SCHEMA_VERSION: Literal[1] = 1
-EXTRACTION = "extraction.json"
-VERIFICATION = "verification.json"
 
 
 def _six_digits(value: float) -> float:
@@ -218,7 +216,7 @@ class Tools(Record):
         publisher: version of this tool.
         commit: its commit, where it runs from a checkout or was installed from one.
         dirty: whether that checkout held uncommitted changes; absent where there is none.
-        code: digest of its sources.
+        code: digest of the sources that decide the bytes.
         device: `cpu`, or the accelerator's name.
         packages: versions that decide the bytes.
     """
@@ -305,19 +303,60 @@ class Verification(Record):
 # --- push ---------------------------------------------------------------------------------------------------
 
 
+Change = Literal["added", "changed", "same", "deleted", "not compared"]
+
+
 class Operation(Record):
-    """One file of the commit."""
+    """One file of the commit; `size` is absent for a file that would be deleted."""
 
     path: str
-    size: int
+    size: int | None
     sha256: str | None
-    change: Literal["added", "changed", "same", "deleted", "not compared"]
+    change: Change
 
 
 class CommitPlan(Record):
-    """The commit that push would make."""
+    """The commit that push would make.
+
+    Attributes:
+        repo: where it would go.
+        parent: the head it was compared with; absent for a new repository, or where none was reached.
+        compared_with: the same in words.
+        operations: every staged file, and every file of an earlier release that would go.
+    """
 
     repo: str
     parent: str | None
     compared_with: str
     operations: tuple[Operation, ...]
+
+
+# --- the run ------------------------------------------------------------------------------------------------
+
+
+class Marker(Record):
+    """A finished stage: its result holds as long as the key and the files do."""
+
+    key: str
+    files: tuple[FileDigest, ...]
+
+
+class VariantOutcome(Record):
+    """One variant after a run; `reused` names the stages whose earlier result still held."""
+
+    path: str
+    label: str
+    reused: tuple[str, ...]
+    summary: ExtractionSummary | None
+    validation: Validation | None
+
+
+class Outcome(Record):
+    """What a run did; the document that `--json` prints."""
+
+    manifest: str
+    staged: str
+    stages: tuple[str, ...]
+    variants: tuple[VariantOutcome, ...]
+    card_changed: bool | None
+    plan: CommitPlan | None

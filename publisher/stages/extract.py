@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher import lora, provenance
-from publisher.adapter import ADAPTER, CONFIG, Factors, adapter_config, padded, write_adapter
+from publisher.adapter import Factors, adapter_config, padded, write_adapter
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, compare, ranges
 from publisher.errors import ExtractionError, listed
 from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
 from publisher.manifest import AdapterSettings, Expectation, Variant
 from publisher.progress import Progress
 from publisher.records import (
-    EXTRACTION,
     Extraction,
     ExtractionSummary,
     FileDigest,
@@ -39,6 +39,15 @@ from publisher.records import (
 )
 from publisher.tensors import TensorReader, read_headers
 
+CODE = (
+    "adapter.py",
+    "comparison.py",
+    "files.py",
+    "lora.py",
+    "records.py",
+    "tensors.py",
+    "stages/extract.py",
+)  # what decides the bytes
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
 
@@ -60,7 +69,7 @@ def extract(
         source: the released checkpoint.
         base: the checkpoint it was trained from.
         staged: the variant's folder in the staged tree.
-        work: where finished modules are kept until the adapter is whole.
+        work: where finished modules are kept, for a run that was interrupted or that changes no arithmetic.
         device: where the arithmetic runs.
         progress: told of each tensor.
 
@@ -71,16 +80,14 @@ def extract(
     with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
         seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
-        tools = provenance.tools(_device_name(device))
-        kept = work / f"modules-{_inputs_key(variant, source, base=base, tools=tools)[:16]}"
+        tools = provenance.tools(device_name(device), code=CODE)
+        kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
         modules = []
         for index, name in enumerate(seen.changed):
             progress(f"extracting {name}", index, len(seen.changed))
             modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
     _require_signal(modules)
-    extraction = _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
-    shutil.rmtree(work, ignore_errors=True)
-    return extraction
+    return _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -181,9 +188,19 @@ def _module(
     return module
 
 
-def _inputs_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
+def _kept(work: Path, key: str) -> Path:
+    """The folder of modules finished with these inputs; those of other inputs are cleared away."""
+    kept = work / f"modules-{key[:16]}"
+    for other in work.glob("modules-*"):
+        if other != kept:
+            shutil.rmtree(other)
+    return kept
+
+
+def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
-    return digest_of([checkpoints, variant.adapter.model_dump(), tools.code, tools.device, tools.packages])
+    settings = variant.adapter.model_dump(include={"method", "rank", "dtype"})
+    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
 
 
 def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor, delta: torch.Tensor) -> None:
@@ -289,5 +306,6 @@ def _digest(path: Path) -> FileDigest:
     return FileDigest(name=path.name, size=path.stat().st_size, sha256=sha256_of(path))
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """`cpu`, or the accelerator's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

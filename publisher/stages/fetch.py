@@ -75,12 +75,13 @@ def _download_entry(repo: str, revision: str) -> None:
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
     known = _remembered(memo)
     found = []
-    for name in checkpoint_files(folder):
+    names = checkpoint_files(folder)
+    for index, name in enumerate(names):
         path = (folder / name).resolve()
         state = path.stat()
         before = known.get(str(path))
         if before is None or (before.size, before.changed_ns) != (state.st_size, state.st_mtime_ns):
-            progress(f"hashing {folder / name}")
+            progress(f"hashing {folder / name}", index, len(names))
             before = _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(path))
             known[str(path)] = before
             _DigestMemo(known=known).write(memo)

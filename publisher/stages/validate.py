@@ -22,9 +22,11 @@ import torch
 import transformers
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from publisher import lora
-from publisher.adapter import ADAPTER, CONFIG, KEY_PREFIX
+from publisher.adapter import KEY_PREFIX
+from publisher.artefacts import ADAPTER, CONFIG
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
 from publisher.manifest import Variant
@@ -54,21 +56,23 @@ def validate(
     Raises:
         ValidationError: the first of the three that fails, naming every module concerned.
     """
-    progress(f"validating {variant.label}: structure")
-    require_files(extraction, staged)
-    require_loadable(variant, extraction, base=base, staged=staged)
-    difference = require_numbers(extraction, source=source, base=base, staged=staged, device=device, progress=progress)
-    skipped = _function_obstacle(read_headers(source.folder))
-    if skipped is None:
+    with _quiet():
+        progress(f"validating {variant.label}: structure")
+        require_files(extraction, staged)
+        require_loadable(variant, extraction, base=base, staged=staged)
+        difference = require_numbers(
+            extraction, source=source, base=base, staged=staged, device=device, progress=progress
+        )
+        obstacle = _function_obstacle(read_headers(source.folder))
         progress(f"validating {variant.label}: function")
-        function = require_function(variant, source=source, base=base, staged=staged)
+        function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
     return Validation(
         path=variant.path,
         modules=len(extraction.modules),
         tensors=2 * len(extraction.modules),
         largest_claim_difference=difference,
-        function=function if skipped is None else None,
-        function_skipped=skipped,
+        function=function,
+        function_skipped=obstacle,
     )
 
 
@@ -112,24 +116,44 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 
 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
-    """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
+    """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1.
+
+    The model is built without weights, on the meta device; with low_cpu_mem_usage, a parameter that the file does
+    not reach shows by staying there.
+    """
     with torch.device("meta"):
         model = model_class(variant)._from_config(_config(base))  # noqa: SLF001 - transformers' own way to build from a config
-    loaded, complaints = _load_adapter(model, staged)
-    problems = [*complaints]
-    layers = {name: layer for name, layer in loaded.named_modules() if isinstance(layer, LoraLayer)}
-    parameters = {name: p for name, p in loaded.named_parameters() if ".lora_" in name}
-    have = {name.replace(".default.", ".") for name in parameters}
-    want = {key for module in extraction.modules for key in _tensors_of(module)}
-    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(have - want)]
-    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(want - have)]
-    problems += [f"{name} was left on the meta device" for name, p in sorted(parameters.items()) if p.is_meta]
+    _stand_in(model, extraction)
+    loaded, problems = _adapted(model, staged, low_cpu_mem_usage=True)
+    tensors = load_file(staged / ADAPTER)
+    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
+    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
+    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
+    for name in sorted(parameters.keys() & tensors):
+        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
     problems += [
-        f"{name} has scaling {layer.scaling['default']}"
-        for name, layer in sorted(layers.items())
-        if layer.scaling["default"] != 1.0
+        f"{name} has scaling {layer.scaling['default']} instead of 1"
+        for name, layer in loaded.named_modules()
+        if isinstance(layer, LoraLayer) and layer.scaling["default"] != 1.0
     ]
     _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
+
+
+def _stand_in(model: Any, extraction: Extraction) -> None:
+    """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it."""
+    modules = dict(model.named_modules())
+    lost = [module.name for module in extraction.modules if not isinstance(modules.get(module.name), torch.nn.Linear)]
+    _require_none(lost, f"{type(model).__name__} has no linear modules of these names")
+    for module in extraction.modules:
+        weight = torch.zeros(1).expand(module.shape)
+        modules[module.name].weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
+    if parameter.is_meta:
+        yield f"{name} was left on the meta device"
+    elif not torch.equal(parameter.float(), tensor.float()):
+        yield f"{name} does not hold the file's values once loaded"
 
 
 def model_class(variant: Variant) -> Any:
@@ -148,18 +172,23 @@ def model_class(variant: Variant) -> Any:
     return found
 
 
-def _load_adapter(model: Any, staged: Path) -> tuple[Any, list[str]]:
+def _adapted(model: Any, staged: Path, *, low_cpu_mem_usage: bool = False) -> tuple[Any, list[str]]:
+    """The model with the adapter loaded as a user loads it, and what PEFT complains about."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            loaded = peft.PeftModel.from_pretrained(model, staged, low_cpu_mem_usage=True)
+            loaded = peft.PeftModel.from_pretrained(model, staged, low_cpu_mem_usage=low_cpu_mem_usage)
         except (ValueError, RuntimeError, KeyError) as error:
             raise ValidationError(
-                f"PEFT cannot load {staged} on {type(model).__name__}: {' '.join(str(error).split())[:400]}",
+                f"PEFT cannot load {staged} on {type(model).__name__}: {_one_line(error)}",
                 expected="an adapter for this model class",
                 next_step="correct model_class in the manifest to the class whose tensor names the checkpoint has",
             ) from error
-    return loaded, [" ".join(str(entry.message).split())[:400] for entry in caught if _is_complaint(entry)]
+    return loaded, [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:400]
 
 
 def _is_complaint(entry: warnings.WarningMessage) -> bool:
@@ -223,7 +252,7 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
     ids = _token_ids(_config(base))
-    adapted, complaints = _load_adapter(_model(variant, base), staged)
+    adapted, complaints = _adapted(_model(variant, base), staged)
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
@@ -260,8 +289,7 @@ def _token_ids(config: Any) -> torch.Tensor:
 
 
 def _model(variant: Variant, snapshot: Snapshot) -> Any:
-    with _quiet():
-        loaded = model_class(variant).from_pretrained(snapshot.folder, dtype=torch.float32, local_files_only=True)
+    loaded = model_class(variant).from_pretrained(snapshot.folder, dtype=torch.float32, local_files_only=True)
     return loaded.eval()
 
 
@@ -273,14 +301,17 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' loading bar and report: tensors in the base alone are known from extraction."""
+    """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
     level = transformers.logging.get_verbosity()
+    bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers.logging.set_verbosity(level)
+        if bar:
+            transformers.logging.enable_progress_bar()
 
 
 def _require_none(problems: list[str], what: str) -> None:

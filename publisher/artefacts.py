@@ -1,0 +1,13 @@
+"""The names of the files that are published: the staged tree holds these and nothing else."""
+
+CARD = "README.md"
+MANIFEST = "manifest.yaml"
+CONFIG = "adapter_config.json"
+ADAPTER = "adapter_model.safetensors"
+EXTRACTION = "extraction.json"
+VERIFICATION = "verification.json"
+
+PER_REPOSITORY = (CARD, MANIFEST)
+PER_VARIANT = (CONFIG, ADAPTER, EXTRACTION)
+OPTIONAL_PER_VARIANT = (VERIFICATION,)
+ALL = frozenset((*PER_REPOSITORY, *PER_VARIANT, *OPTIONAL_PER_VARIANT))

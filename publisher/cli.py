@@ -1,0 +1,211 @@
+"""The `publish` command: reads the command line, calls the pipeline, prints, and gives the exit code.
+
+The only place that catches this project's errors. 0 done, 1 a stage failed, 2 usage or manifest, 130 interrupted.
+Whatever needs torch, transformers, peft or the Hub is imported by the command that needs it.
+"""
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from publisher import __version__
+from publisher.artefacts import CARD
+from publisher.errors import CardError, ManifestError, PublisherError, PushError
+
+_STAGES = click.Choice(["fetch", "extract", "validate", "card", "push"])
+_INTERRUPTED = 130
+_manifest = click.option(
+    "--manifest", "-m", type=click.Path(path_type=Path), metavar="M", help="The manifest to publish."
+)
+_dist = click.option(
+    "--dist", type=click.Path(path_type=Path), default=Path("dist"), metavar="DIR", help="Output folder [dist]."
+)
+_device = click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N.")
+_variant = click.option(
+    "--variant", "variants", multiple=True, metavar="PATH", help="Only this variant; may be repeated."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+_verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
+    try:
+        code = cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except PublisherError as error:
+        _tell(error, verbose=verbose, as_json=as_json)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
+        code = _INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
+    if verbose:
+        traceback.print_exc()
+    click.echo(f"error: {error}", err=True)
+    if as_json:
+        parts = {"found": error.found, "expected": error.expected, "next": error.next_step}
+        click.echo(json.dumps({"error": {"kind": type(error).__name__, **parts}}, indent=2))
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="publish")
+@_manifest
+@click.option("--dry-run", is_flag=True, help="Run every stage, and stop before the first write to the Hub.")
+@_variant
+@click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
+@click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
+@_dist
+@_device
+@_json
+@_verbose
+@click.pass_context
+def cli(context: click.Context, /, **options: Any) -> None:
+    r"""Take the LoRA adapters out of merged fine-tunes, prove them equal, and publish them.
+
+    \b
+    publish --manifest manifests/clef.yaml --dry-run    everything but the write to the Hub
+    publish check manifests/*.yaml                      every problem of every manifest at once
+    publish demo                                        the whole job on two small pairs
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if options["manifest"] is None:
+        click.echo(context.get_help())
+        return
+    _run(**options)
+
+
+def _run(  # noqa: PLR0913 - the options of the command line
+    *,
+    manifest: Path,
+    dry_run: bool,
+    variants: tuple[str, ...],
+    first: str,
+    last: str,
+    dist: Path,
+    device: str,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    from rich.console import Console
+
+    from publisher.console import progress_on, show_outcome
+    from publisher.pipeline import STAGES, Run, run
+
+    if STAGES.index(first) > STAGES.index(last):
+        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
+    if last == "push" and not dry_run:
+        raise PushError("this version plans the commit and does not make it", next_step="add --dry-run")
+    _quiet_libraries(verbose=verbose)
+    options = Run(manifest, dist, device=device, variants=variants, first=first, last=last)
+    with progress_on(Console(stderr=True)) as progress:
+        outcome = run(options, progress)
+    if as_json:
+        click.echo(outcome.to_json(), nl=False)
+    else:
+        show_outcome(outcome, Console())
+
+
+def _quiet_libraries(*, verbose: bool) -> None:
+    """Libraries' own notes are for -v: what matters of them is said by an error or in the outcome."""
+    if not verbose:
+        for name in ("huggingface_hub", "transformers", "httpx"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _one_stage(name: str, summary: str) -> Callable[..., None]:
+    """`publish NAME --manifest M`: one stage, run again even if nothing changed, on the results before it."""
+
+    @_manifest_required
+    @_variant
+    @_dist
+    @_device
+    @_json
+    @_verbose
+    def command(**options: Any) -> None:
+        _run(dry_run=True, first=name, last=name, **options)
+
+    return cli.command(name, help=summary)(command)
+
+
+def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--manifest", "-m", type=click.Path(path_type=Path), required=True, metavar="M", help="The manifest."
+    )(command)
+
+
+extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
+validate = _one_stage("validate", "Check that the written adapters load and do what extraction.json says.")
+
+
+@cli.command()
+@_manifest_required
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
+@_dist
+def card(manifest: Path, dist: Path, *, check: bool) -> None:
+    """Render README.md from the JSON artefacts alone."""
+    from publisher.manifest import load_manifest
+    from publisher.pipeline import Run, rendered_card, run
+    from publisher.progress import silent
+
+    options = Run(manifest, dist, first="card", last="card")
+    if not check:
+        changed = run(options, silent).card_changed
+        click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
+        return
+    from publisher.stages.card import check_card
+
+    readme = options.staged / CARD
+    if diff := check_card(rendered_card(load_manifest(manifest), options), readme):
+        click.echo(diff, nl=False)
+        raise CardError(f"{readme} is stale", next_step=f"publish card --manifest {manifest}")
+    click.echo(f"card is fresh: {readme}")
+
+
+@cli.command()
+@click.argument("manifests", nargs=-1, required=True, type=click.Path(path_type=Path))
+def check(manifests: tuple[Path, ...]) -> None:
+    """Every problem of every manifest at once; no network, no torch."""
+    from publisher.manifest import read_manifest
+
+    problems = {path: read_manifest(path)[1] for path in manifests}
+    for path, found in problems.items():
+        for problem in found:
+            click.echo(problem, err=True)
+        if not found:
+            click.echo(f"{path}: ok")
+    broken = sum(bool(found) for found in problems.values())
+    if broken:
+        raise ManifestError(f"{broken} of {len(manifests)} manifests have problems", next_step="correct them as said")
+
+
+@cli.command()
+@_dist
+@_device
+@_json
+@_verbose
+def demo(**options: Any) -> None:
+    """Make the demo pairs in ./demo (if absent) and run the whole job on them."""
+    from rich.console import Console
+
+    from publisher.console import progress_on
+    from publisher.demo import make_demo
+    from publisher.files import packaged_folder
+
+    with progress_on(Console(stderr=True)) as progress:
+        make_demo(Path("demo"), progress=progress)
+    manifest = packaged_folder("manifests") / "demo.yaml"
+    _run(manifest=manifest, dry_run=True, variants=(), first="fetch", last="push", **options)

@@ -1,0 +1,124 @@
+"""What a person sees: progress on stderr, results on stdout.
+
+A terminal gets a live line with a bar; anything else gets a plain line now and then. rich honours NO_COLOR and
+the width of the terminal.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from publisher.progress import Progress
+from publisher.records import CommitPlan, Outcome, Spread, VariantOutcome
+
+_PIPE_WIDTH = 120  # a pipe has no width of its own
+_PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[Progress]:
+    """A listener for the stages, for as long as the block runs."""
+    if not console.is_terminal:
+        yield _plain(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done=0, total=0: bar.update(task, description=what, completed=done, total=total or None)
+
+
+def _plain(console: Console) -> Progress:
+    told: dict[str, float] = {}
+
+    def tell(what: str, done: int = 0, total: int = 0) -> None:
+        kind, now = what.partition(" ")[0], time.monotonic()
+        if total and done and now - told.get(kind, 0.0) < _PLAIN_INTERVAL:
+            return
+        told[kind] = now
+        console.print(f"{what} ({done}/{total})" if total else what, highlight=False, soft_wrap=True)
+
+    return tell
+
+
+def show_outcome(outcome: Outcome, console: Console) -> None:
+    """The table of variants, the commit, and where the card is."""
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    told = [variant for variant in outcome.variants if variant.summary is not None]
+    if told:
+        console.print(_variants(told))
+    for variant in told:
+        _show_validation(variant, console)
+    for variant in outcome.variants:
+        if variant.reused:
+            console.print(f"{variant.label}: reused {', '.join(variant.reused)}", highlight=False)
+    if outcome.plan is not None:
+        show_plan(outcome.plan, console)
+    if outcome.card_changed is not None:
+        state = "written" if outcome.card_changed else "unchanged"
+        console.print(f"card {state}: {Path(outcome.staged) / 'README.md'}", highlight=False, soft_wrap=True)
+
+
+def _variants(variants: Sequence[VariantOutcome]) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
+    for heading in ("variant", "linears", "layers", "relative error", "bit for bit", "adapter"):
+        justify: Literal["left", "right"] = "left" if heading in {"variant", "layers"} else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading != "variant")
+    for variant in variants:
+        if (summary := variant.summary) is not None:
+            table.add_row(
+                variant.label,
+                str(summary.linears),
+                f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-",
+                spread(summary.relative_error),
+                f"{summary.exact_share:.1%}",
+                size(summary.adapter.size),
+            )
+    return table
+
+
+def _show_validation(variant: VariantOutcome, console: Console) -> None:
+    seen = variant.validation
+    if seen is None:
+        return
+    text = f"{variant.label}: PEFT loads all {seen.modules} modules, figures agree with extraction.json; "
+    if seen.function is not None:
+        text += f"logits {seen.function.ratio:.1%} of the way from the source's to the base's"
+    else:
+        text += f"logits not compared: {seen.function_skipped}"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def show_plan(plan: CommitPlan, console: Console) -> None:
+    """Each file of the commit that push would make."""
+    console.print(f"commit to {plan.repo}, compared with {plan.compared_with}:", highlight=False, soft_wrap=True)
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for operation in plan.operations:
+        table.add_row(
+            operation.change,
+            operation.path,
+            "" if operation.size is None else size(operation.size),
+            (operation.sha256 or "")[:12],
+        )
+    console.print(table)
+
+
+def spread(figures: Spread) -> str:
+    """Least, median and greatest, in per cent."""
+    return " / ".join(f"{100 * value:.3g}" for value in (figures.min, figures.median, figures.max)) + " %"
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit:
+            return f"{count / limit:.2f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,284 @@
+"""The run: which stages, in which order, and which of their earlier results still hold.
+
+    fetch -> extract -> validate -> card -> push
+
+Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
+everything it rests on, and of what it wrote. As long as both hold its result is reused. DIST/NAME is the staged
+tree, byte for byte what is pushed; DIST/NAME.work holds what only this machine needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
+from publisher.errors import FetchError, ManifestError
+from publisher.files import digest_of, sha256_of, write_text
+from publisher.manifest import Manifest, Variant, load_manifest
+from publisher.progress import Progress
+from publisher.provenance import code_digest
+from publisher.records import (
+    CommitPlan,
+    Extraction,
+    FileDigest,
+    Marker,
+    Outcome,
+    Snapshot,
+    Validation,
+    VariantOutcome,
+)
+from publisher.stages.card import load_evidence, render_card
+from publisher.stages.push import plan_push
+
+if TYPE_CHECKING:
+    import torch
+
+STAGES = ("fetch", "extract", "validate", "card", "push")
+_VALIDATION_CODE = ("lora.py", "records.py", "tensors.py", "stages/validate.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the pipeline.
+
+    Attributes:
+        manifest_file: the manifest.
+        dist: where the staged tree and the work folder go.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        variants: paths of the variants to work on; empty for all.
+        first: the first stage to run; it runs again even if nothing changed, earlier results are taken as they are.
+        last: the last stage to run.
+    """
+
+    manifest_file: Path
+    dist: Path
+    device: str = "auto"
+    variants: tuple[str, ...] = ()
+    first: str = "fetch"
+    last: str = "push"
+
+    def includes(self, stage: str) -> bool:
+        """Whether this stage is part of the run."""
+        return STAGES.index(self.first) <= STAGES.index(stage) <= STAGES.index(self.last)
+
+    @property
+    def touches_checkpoints(self) -> bool:
+        """Whether a stage reads weights: the others need only the JSON artefacts."""
+        return STAGES.index(self.first) <= STAGES.index("validate")
+
+    @property
+    def staged(self) -> Path:
+        """The staged tree."""
+        return self.dist / self.manifest_file.stem
+
+    @property
+    def work(self) -> Path:
+        """What only this machine needs: markers, digests, finished modules."""
+        return self.dist / f"{self.manifest_file.stem}.work"
+
+
+def run(options: Run, progress: Progress) -> Outcome:
+    """Run the stages from `first` to `last`.
+
+    Raises:
+        PublisherError: a stage failed; what was finished is kept.
+    """
+    manifest = load_manifest(options.manifest_file)
+    variants = _chosen(manifest, options.variants)
+    outcomes = tuple(_variant(variant, options, progress) for variant in variants)
+    changed = _card(manifest, options, progress) if options.includes("card") else None
+    plan = _push(manifest, options, progress) if options.includes("push") else None
+    return Outcome(
+        manifest=str(options.manifest_file),
+        staged=str(options.staged),
+        stages=tuple(stage for stage in STAGES if options.includes(stage)),
+        variants=outcomes,
+        card_changed=changed,
+        plan=plan,
+    )
+
+
+def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
+    known = {variant.path: variant for variant in manifest.variants}
+    wanted = [path if path.endswith("/") else f"{path}/" for path in paths]
+    unknown = [path for path in wanted if path not in known]
+    if unknown:
+        raise ManifestError(
+            f"the manifest has no variant at {', '.join(unknown)}", expected=f"one of {', '.join(known)}"
+        )
+    return tuple(known[path] for path in wanted) or manifest.variants
+
+
+# --- one variant: fetch, extract, validate ------------------------------------------------------------------
+
+
+def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutcome:
+    untouched = VariantOutcome(path=variant.path, label=variant.label, reused=(), summary=None, validation=None)
+    if not options.touches_checkpoints:
+        return untouched
+    place, pair = _Place(variant, options), _fetch(variant, options, progress)
+    if options.last == "fetch":
+        return untouched
+    extraction, extract_held = _extraction(place, pair, progress)
+    validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
+    held = (("extract", extract_held), ("validate", validate_held))
+    return VariantOutcome(
+        path=variant.path,
+        label=variant.label,
+        reused=tuple(stage for stage, holds in held if holds),
+        summary=extraction.summary,
+        validation=validation,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one variant's files are in this run."""
+
+    variant: Variant
+    options: Run
+
+    @property
+    def staged(self) -> Path:
+        return self.options.staged / self.variant.folder
+
+    def work(self, name: str) -> Path:
+        return self.options.work / (self.variant.folder or "root") / name
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two checkpoints of a variant."""
+
+    source: Snapshot
+    base: Snapshot
+
+
+def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
+    from publisher.stages.fetch import fetch
+
+    memo = options.work / "digests.json"
+    source, base = (fetch(ref, memo=memo, progress=progress) for ref in (variant.source, variant.base))
+    return _Pair(source, base)
+
+
+def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extraction, bool]:
+    """The extraction, and whether it is an earlier one that still holds."""
+    evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
+    if not place.options.includes("extract"):
+        return Extraction.read(evidence), False
+    from publisher.stages import extract as stage
+
+    device = _device(place.options.device)
+    key = _extraction_key(place, pair, code=code_digest(stage.CODE), device=stage.device_name(device))
+    if place.options.first != "extract" and _holds(marker, key, folder=place.staged):
+        return Extraction.read(evidence), True
+    extraction = stage.extract(
+        place.variant,
+        pair.source,
+        base=pair.base,
+        staged=place.staged,
+        work=place.work(""),
+        device=device,
+        progress=progress,
+    )
+    _mark(marker, key, files=[evidence, place.staged / CONFIG, place.staged / ADAPTER])
+    return extraction, False
+
+
+def _extraction_key(place: _Place, pair: _Pair, *, code: str, device: str) -> str:
+    checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (pair.source, pair.base)]
+    variant = place.variant.model_dump(exclude={"source", "base"})
+    return digest_of([checkpoints, variant, code, device, _versions("torch", "safetensors")])
+
+
+def _validation(
+    place: _Place, pair: _Pair, *, extraction: Extraction, progress: Progress
+) -> tuple[Validation | None, bool]:
+    """What validation saw, and whether it is an earlier one that still holds."""
+    result, marker = place.work("validation.json"), place.work("validate.json")
+    if not place.options.includes("validate"):
+        return None, False
+    key = validation_key(place.staged)
+    if place.options.first != "validate" and _holds(marker, key, folder=result.parent):
+        return Validation.read(result), True
+    from publisher.stages.validate import validate
+
+    validation = validate(
+        place.variant,
+        extraction,
+        source=pair.source,
+        base=pair.base,
+        staged=place.staged,
+        device=_device(place.options.device),
+        progress=progress,
+    )
+    validation.write(result)
+    _mark(marker, key, files=[result])
+    return validation, False
+
+
+def validation_key(staged: Path) -> str:
+    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges."""
+    files = [sha256_of(staged / name) for name in (EXTRACTION, CONFIG, ADAPTER)]
+    return digest_of([files, code_digest(_VALIDATION_CODE), _versions("torch", "transformers", "peft")])
+
+
+def _holds(marker: Path, key: str, *, folder: Path) -> bool:
+    """Whether the stage finished with this key and its files are as it left them."""
+    try:
+        found = Marker.read(marker)
+    except FetchError:  # absent or damaged: the stage runs again
+        return False
+    files = ((folder / file.name, file.sha256) for file in found.files)
+    return found.key == key and all(path.is_file() and sha256_of(path) == digest for path, digest in files)
+
+
+def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
+    digests = tuple(FileDigest(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in files)
+    Marker(key=key, files=digests).write(marker)
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    return {name: metadata.version(name) for name in packages}
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ManifestError(
+            f"--device {name} cannot be used here ({reason})", expected="auto, cpu, cuda or cuda:N"
+        ) from None
+    return device
+
+
+# --- the whole repository: card, push -----------------------------------------------------------------------
+
+
+def rendered_card(manifest: Manifest, options: Run) -> str:
+    """README.md from the JSON artefacts alone."""
+    return render_card(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
+
+
+def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
+    """Write README.md and the manifest's copy; whether the card changed."""
+    progress("rendering the card")
+    text, readme = rendered_card(manifest, options), options.staged / CARD
+    changed = not readme.is_file() or readme.read_bytes() != text.encode()
+    write_text(readme, text)
+    write_text(options.staged / MANIFEST, options.manifest_file.read_text(encoding="utf-8"))
+    return changed
+
+
+def _push(manifest: Manifest, options: Run, progress: Progress) -> CommitPlan:
+    progress("planning the commit")
+    return plan_push(manifest, options.staged)
