@@ -124,7 +124,8 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
     if "path" in checkpoint.reference:
         return read_config(Path(checkpoint.reference["path"]))
-    return read_config(hub.download(**checkpoint.reference, filename=CONFIG).parent)
+    repo, commit = checkpoint.reference["repo"], checkpoint.reference["revision"]
+    return read_config(hub.download(repo, commit, filename=CONFIG).parent)
 
 
 def _stated_license(checkpoint: _Checkpoint) -> str | None:
