@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from publisher.progress import Progress
-from publisher.records import CommitPlan, Outcome, Spread, VariantOutcome
+from publisher.records import CommitPlan, Outcome, PushOutcome, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -62,6 +62,8 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
             console.print(f"{variant.label}: reused {', '.join(variant.reused)}", highlight=False)
     if outcome.plan is not None:
         show_plan(outcome.plan, console)
+    if outcome.push is not None:
+        _show_push(outcome.push, console)
     if outcome.card_changed is not None:
         state = "written" if outcome.card_changed else "unchanged"
         console.print(f"card {state}: {Path(outcome.staged) / 'README.md'}", highlight=False, soft_wrap=True)
@@ -95,6 +97,16 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
     else:
         text += f"logits not compared: {seen.function_skipped}"
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def _show_push(push: PushOutcome, console: Console) -> None:
+    tag = f", tagged {push.tag}" if push.tag else ""
+    found = " (its answer was lost; found by reading the repository again)" if push.recovered else ""
+    console.print(f"{push.hub}: {push.result}{tag}{found}: {push.url}", highlight=False, soft_wrap=True)
+    if push.read_back is not None:
+        back = push.read_back
+        text = f"read back {push.commit[:8]}: {back.files} files equal, {back.adapters} adapters load with PEFT"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def show_plan(plan: CommitPlan, console: Console) -> None:
