@@ -6,6 +6,7 @@ Whatever needs torch, transformers, peft or the Hub is imported by the command t
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -43,6 +44,7 @@ _pr = click.option("--pr", is_flag=True, help="Open a pull request instead of co
 
 def main() -> None:
     """Run the command line and exit."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
     try:
         code = cli(standalone_mode=False)
@@ -166,9 +168,7 @@ def push(**options: Any) -> None:
 
 
 @cli.command(name="hub")
-@click.option(
-    "--root", type=click.Path(path_type=Path), default=Path("local-hub"), metavar="DIR", help="Its data [local-hub]."
-)
+@click.option("--root", type=click.Path(path_type=Path), default=Path("local-hub"), metavar="DIR", help="Its data.")
 @click.option("--port", type=int, default=0, metavar="N", help="A port of 127.0.0.1 [a free one].")
 def serve_hub(root: Path, port: int) -> None:
     """Serve a local Hub on this machine, and print how to point the Hub's client at it."""

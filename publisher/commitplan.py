@@ -30,7 +30,7 @@ def plan_push(manifest: Manifest, staged: Path, *, at: Destination = hub.THE_HUB
     head = head_of(manifest.repo, at)
     if head is None:
         return unreached_plan(manifest, staged, compared_with=NEW_REPOSITORY)
-    operations = compare_withhead_of(files, hub.list_files(manifest.repo, head, at=at), staged=staged)
+    operations = compare_with_head(files, hub.list_files(manifest.repo, head, at=at), staged=staged)
     return CommitPlan(repo=manifest.repo, parent=head, compared_with=f"{BRANCH} at {head[:8]}", operations=operations)
 
 
@@ -84,7 +84,7 @@ def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
     )
 
 
-def compare_withhead_of(
+def compare_with_head(
     files: Sequence[FileDigest], remote: Sequence[RemoteFile], *, staged: Path
 ) -> tuple[Operation, ...]:
     """What the commit does to each staged file, and to each file an earlier release left behind."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from publisher import hub
-from publisher.commitplan import BRANCH, head_of, plan_push, staged_files
+from publisher.commitplan import BRANCH, compare_with_head, head_of, plan_push, staged_files
 from publisher.errors import HubError, PushError, StaleParentError, UnclearAnswerError
 from publisher.hub import Destination, NewCommit
 from publisher.manifest import Manifest
