@@ -48,7 +48,7 @@ def routes() -> list[Route]:
     """Every address, in the order in which they are tried."""
     from publisher.localhub.routes import accounts, commits, files, lfs, refs, repos, xet
 
-    parts = (accounts, lfs, xet, repos, commits, refs, files)
+    parts = (accounts, lfs, xet, commits, refs, files, repos)
     return [route for part in parts for route in part.ROUTES]
 
 
