@@ -83,9 +83,11 @@ class Journal:
 
         try:
             await self._app(scope, receive, noting)
-        finally:
-            if not answered:
-                self._note(scope, "no answer")
+        except Exception:  # noqa: BLE001 - whatever it is, it is logged whole
+            # Starlette has answered 500. Told of the error, uvicorn would close a connection still in use.
+            _log.exception("the local Hub has failed")
+        if not answered:
+            self._note(scope, "no answer")
 
     def _note(self, scope: Scope, outcome: str) -> None:
         self.lines.append(f"{scope['method']} {scope['path']} {outcome}")
