@@ -117,12 +117,12 @@ def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, setti
     Raises:
         ExtractionError: NaN or infinity in either weight.
     """
-    delta = lora.update_of(base, source)
-    _require_finite(name, source, base=base, delta=delta)
+    _require_finite(name, source, base=base)
     noise = lora.rounding_noise(source, name=name)
+    delta = lora.update_of(base, source)
     found = lora.decompose(delta, rank=settings.rank, edge=noise.edge, name=name)
-    size = float(torch.linalg.vector_norm(delta))
-    unchanged = int((delta == 0).sum())
+    size = math.sqrt(lora.squared_norm(delta))
+    unchanged = delta.numel() - int(delta.count_nonzero())
     del delta
     b, a = lora.factors_of(found, _DTYPES[settings.dtype])
     quality = lora.merge_quality(base, source, b=b, a=a)
@@ -203,10 +203,11 @@ def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
 
 
-def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor, delta: torch.Tensor) -> None:
-    if bool(torch.isfinite(delta).all()):
+def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
+    sides = {"source": source, "base": base.to(source.dtype)}
+    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
         return
-    counts = {"source": int((~torch.isfinite(source)).sum()), "base": int((~torch.isfinite(base)).sum())}
+    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
     raise ExtractionError(
         f"{name} holds NaN or infinity: " + " and ".join(f"{n} elements in the {side}" for side, n in counts.items()),
         expected="finite weights",
