@@ -257,8 +257,11 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def read_manifest(path: Path) -> tuple[Manifest | None, tuple[Problem, ...]]:
-    """The manifest, or every problem that keeps it from being one; never both."""
+def read_manifest(path: Path, *, templates: bool = True) -> tuple[Manifest | None, tuple[Problem, ...]]:
+    """The manifest, or every problem that keeps it from being one; never both.
+
+    Without `templates` it is none that the card's templates are not there: whoever reads a release has no use for them.
+    """
     data, problems = _read_yaml(path)
     if data is None:
         return None, problems
@@ -266,8 +269,8 @@ def read_manifest(path: Path) -> tuple[Manifest | None, tuple[Problem, ...]]:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         found = (_problem(path, details) for details in error.errors(include_url=False))
-        return None, (*problems, *found, *_template_problems(path, data))
-    problems = (*problems, *_template_problems(path, data))
+        return None, (*problems, *found, *(_template_problems(path, data) if templates else ()))
+    problems = (*problems, *(_template_problems(path, data) if templates else ()))
     return (None, problems) if problems else (manifest, ())
 
 

@@ -4,13 +4,12 @@ The staged tree must be the release, whole and nothing else. Files that an earli
 and this one no longer has are deleted by the same commit; files the publisher does not own are left alone.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from publisher import artefacts, hub
 from publisher.errors import HubError, MissingRepositoryError, PushError
-from publisher.files import sha256_of
+from publisher.files import git_blob_of, sha256_of
 from publisher.hub import RemoteFile
 from publisher.manifest import Manifest
 from publisher.records import Change, CommitPlan, FileDigest, Operation
@@ -89,7 +88,7 @@ def _change(file: FileDigest, there: Mapping[str, RemoteFile], *, staged: Path) 
     remote = there.get(file.name)
     if remote is None:
         return "added"
-    same = remote.sha256 == file.sha256 if remote.sha256 else remote.blob == _git_blob(staged / file.name)
+    same = remote.sha256 == file.sha256 if remote.sha256 else remote.blob == git_blob_of(staged / file.name)
     return "same" if same else "changed"
 
 
@@ -97,11 +96,6 @@ def _is_owned(path: str, there: Collection[str]) -> bool:
     """An artefact's name in a folder that holds an extraction.json: an earlier release put it there."""
     place = PurePosixPath(path)
     return place.name in artefacts.ALL and (place.parent / artefacts.EXTRACTION).as_posix() in there
-
-
-def _git_blob(path: Path) -> str:
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _plan(manifest: Manifest, files: Sequence[FileDigest], *, compared_with: str) -> CommitPlan:

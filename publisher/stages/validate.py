@@ -56,14 +56,14 @@ def validate(
     Raises:
         ValidationError: the first of the three that fails, naming every module concerned.
     """
-    with _quiet():
+    with quiet():
         progress(f"validating {variant.label}: structure")
         require_files(extraction, staged)
         require_loadable(variant, extraction, base=base, staged=staged)
         difference = require_numbers(
             extraction, source=source, base=base, staged=staged, device=device, progress=progress
         )
-        obstacle = _function_obstacle(read_headers(source.folder))
+        obstacle = function_obstacle(read_headers(source.folder))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
     return Validation(
@@ -89,6 +89,11 @@ def require_files(extraction: Extraction, staged: Path) -> None:
                 expected=f"{digest[:12]}…, as extraction.json says",
                 next_step=_AGAIN,
             )
+    require_tensors(extraction, staged)
+
+
+def require_tensors(extraction: Extraction, staged: Path) -> None:
+    """The adapter holds just the modules of extraction.json: shapes, dtype, finite, not zero."""
     expected = {key: shape for module in extraction.modules for key, shape in _tensors_of(module).items()}
     with safe_open(staged / ADAPTER, framework="pt") as file:
         problems = [f"{key} is missing" for key in sorted(expected.keys() - set(file.keys()))]
@@ -121,16 +126,8 @@ def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot
     The model is built without weights, on the meta device; with low_cpu_mem_usage, a parameter that the file does
     not reach shows by staying there.
     """
-    with torch.device("meta"):
-        model = model_class(variant)._from_config(_config(base))  # noqa: SLF001 - transformers' own way to build from a config
-    _stand_in(model, extraction)
-    loaded, problems = _adapted(model, staged, low_cpu_mem_usage=True)
-    tensors = load_file(staged / ADAPTER)
-    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
-    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
-    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
-    for name in sorted(parameters.keys() & tensors):
-        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
+    shapes = {module.name: module.shape for module in extraction.modules}
+    loaded, problems = load_without_weights(model_class(variant), shapes, base=base.folder, staged=staged)
     problems += [
         f"{name} has scaling {layer.scaling['default']} instead of 1"
         for name, layer in loaded.named_modules()
@@ -139,14 +136,40 @@ def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot
     _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
 
 
-def _stand_in(model: Any, extraction: Extraction) -> None:
+def load_without_weights(
+    kind: Any, shapes: Mapping[str, tuple[int, int]], *, base: Path, staged: Path
+) -> tuple[Any, list[str]]:
+    """A model of this class with the adapter in `staged`, and everything that keeps it from being loaded whole.
+
+    Args:
+        kind: the class in transformers.
+        shapes: (out, in) of each module the adapter is for, by name.
+        base: the folder with the base's config.json.
+        staged: the adapter's folder.
+
+    Raises:
+        ValidationError: the class has no such modules, or PEFT refuses the adapter.
+    """
+    with torch.device("meta"):
+        model = kind._from_config(_config(base))  # noqa: SLF001 - transformers' own way to build from a config
+    _stand_in(model, shapes)
+    loaded, problems = _adapted(model, staged, low_cpu_mem_usage=True)
+    tensors = load_file(staged / ADAPTER)
+    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
+    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
+    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
+    for name in sorted(parameters.keys() & tensors):
+        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
+    return loaded, problems
+
+
+def _stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it."""
     modules = dict(model.named_modules())
-    lost = [module.name for module in extraction.modules if not isinstance(modules.get(module.name), torch.nn.Linear)]
+    lost = [name for name in shapes if not isinstance(modules.get(name), torch.nn.Linear)]
     _require_none(lost, f"{type(model).__name__} has no linear modules of these names")
-    for module in extraction.modules:
-        weight = torch.zeros(1).expand(module.shape)
-        modules[module.name].weight = torch.nn.Parameter(weight, requires_grad=False)
+    for name, shape in shapes.items():
+        modules[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shape), requires_grad=False)
 
 
 def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
@@ -195,8 +218,8 @@ def _is_complaint(entry: warnings.WarningMessage) -> bool:
     return issubclass(entry.category, UserWarning | RuntimeWarning)
 
 
-def _config(snapshot: Snapshot) -> Any:
-    return transformers.AutoConfig.from_pretrained(snapshot.folder, local_files_only=True)
+def _config(folder: Path) -> Any:
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -237,7 +260,8 @@ def require_numbers(
 # --- function -----------------------------------------------------------------------------------------------
 
 
-def _function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+    """What keeps this machine from comparing logits, if anything does."""
     needed = 4 * sum(math.prod(header.shape) for header in headers.values())
     free = int(psutil.virtual_memory().available * _MEMORY_SHARE)
     if needed <= free:
@@ -251,7 +275,7 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
     Raises:
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
-    ids = _token_ids(_config(base))
+    ids = _token_ids(_config(base.folder))
     adapted, complaints = _adapted(_model(variant, base), staged)
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
@@ -300,7 +324,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
     level = transformers.logging.get_verbosity()
     bar = transformers.logging.is_progress_bar_enabled()
