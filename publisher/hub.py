@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -22,7 +23,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 
-from publisher.errors import HubError, MissingFileError, MissingRepositoryError
+from publisher.errors import HubError, MissingFileError, MissingRepositoryError, MissingRevisionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,13 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
         raise HubError(
             f"{repo} is gated", next_step=f"ask for access at {constants.ENDPOINT}/{repo}, then: hf auth login"
         ) from None
-    except RepositoryNotFoundError:
+    except (RepositoryNotFoundError, HFValidationError):
         raise MissingRepositoryError(
             f"there is no repository {repo} at {constants.ENDPOINT}, or this token may not see it",
             next_step="correct the manifest, or: hf auth login",
         ) from None
     except RevisionNotFoundError:
-        raise HubError(
+        raise MissingRevisionError(
             f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
         ) from None
     except LocalEntryNotFoundError as error:

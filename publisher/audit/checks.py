@@ -1,0 +1,76 @@
+"""How a check is made: a claim about a release is run, and its outcome becomes data.
+
+A claim is a function that returns what it saw, or raises: `AuditError` (or another error of this project) for what
+speaks against the release, `UncheckedError` for why it cannot tell. The Hub out of reach counts as the latter.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from publisher.errors import AuditError, HubError, PublisherError, listed
+from publisher.records import Check
+
+_T = TypeVar("_T")
+
+
+class UncheckedError(PublisherError):
+    """Why something cannot be checked here."""
+
+
+def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str = "") -> Check:
+    """Run one claim; paths below `folder` are told relative to it."""
+    status: Literal["passed", "failed", "not checked"] = "passed"
+    try:
+        detail = claim()
+    except (UncheckedError, HubError) as error:
+        status, detail = "not checked", error.found
+    except PublisherError as error:
+        expected = f"; expected {error.expected}" if error.expected and "\n" not in error.found else ""
+        status, detail = "failed", f"{error.found.rstrip()}{expected}"
+    return Check(name=name, variant=variant, status=status, detail=detail.replace(f"{folder}/", ""))
+
+
+def needed(value: _T | None, what: str) -> _T:
+    """The value that a claim rests on.
+
+    Raises:
+        UncheckedError: it is not there; `what` says what that is.
+    """
+    if value is None:
+        raise UncheckedError(f"there is no readable {what}")
+    return value
+
+
+@contextmanager
+def third_party(what: str) -> Iterator[None]:
+    """PEFT and transformers at work on files of any origin: whatever they raise speaks against the release.
+
+    Raises:
+        AuditError: `what`, and their own words.
+    """
+    try:
+        yield
+    except PublisherError:
+        raise
+    except Exception as error:
+        raise AuditError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
+
+
+def require_none(problems: Sequence[str]) -> None:
+    """Nothing speaks against the claim.
+
+    Raises:
+        AuditError: naming what does: one problem as it stands, several a line each.
+    """
+    if len(problems) == 1:
+        raise AuditError(problems[0])
+    if problems:
+        raise AuditError(f"{len(problems)} differences:\n{listed(problems)}")
+
+
+def shown(value: object, *, width: int = 80) -> str:
+    """A JSON value for a message, cut where it is long."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
