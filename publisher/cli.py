@@ -6,17 +6,21 @@ Whatever needs torch, transformers, peft or the Hub is imported by the command t
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
-from publisher.errors import CardError, ManifestError, PublisherError, PushError
+from publisher.errors import CardError, ManifestError, PublisherError
+
+if TYPE_CHECKING:
+    from publisher.pipeline import Run
 
 _STAGES = click.Choice(["fetch", "extract", "validate", "card", "push"])
 _INTERRUPTED = 130
@@ -33,9 +37,14 @@ _variant = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
 
+_hub = click.option("--hub", type=click.Choice(["local"]), help="local: rehearse the push on an embedded local Hub.")
+_tag = click.option("--tag", metavar="NAME", help="Tag the commit, as v1.2.0.")
+_pr = click.option("--pr", is_flag=True, help="Open a pull request instead of committing to main.")
+
 
 def main() -> None:
     """Run the command line and exit."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
     try:
         code = cli(standalone_mode=False)
@@ -64,6 +73,9 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @click.version_option(__version__, prog_name="publish")
 @_manifest
 @click.option("--dry-run", is_flag=True, help="Run every stage, and stop before the first write to the Hub.")
+@_hub
+@_tag
+@_pr
 @_variant
 @click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
@@ -88,35 +100,29 @@ def cli(context: click.Context, /, **options: Any) -> None:
     _run(**options)
 
 
-def _run(  # noqa: PLR0913 - the options of the command line
-    *,
-    manifest: Path,
-    dry_run: bool,
-    variants: tuple[str, ...],
-    first: str,
-    last: str,
-    dist: Path,
-    device: str,
-    as_json: bool,
-    verbose: bool,
-) -> None:
+def _run(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from rich.console import Console
 
     from publisher.console import progress_on, show_outcome
-    from publisher.pipeline import STAGES, Run, run
+    from publisher.pipeline import run
 
-    if STAGES.index(first) > STAGES.index(last):
-        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
-    if last == "push" and not dry_run:
-        raise PushError("this version plans the commit and does not make it", next_step="add --dry-run")
     _quiet_libraries(verbose=verbose)
-    options = Run(manifest, dist, device=device, variants=variants, first=first, last=last)
     with progress_on(Console(stderr=True)) as progress:
-        outcome = run(options, progress)
+        outcome = run(_options(**options), progress)
     if as_json:
         click.echo(outcome.to_json(), nl=False)
     else:
         show_outcome(outcome, Console())
+
+
+def _options(
+    *, manifest: Path, hub: str | None = None, pr: bool = False, first: str = "fetch", last: str = "push", **rest: Any
+) -> "Run":
+    from publisher.pipeline import STAGES, Run
+
+    if STAGES.index(first) > STAGES.index(last):
+        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
+    return Run(manifest, rest.pop("dist"), first=first, last=last, rehearse=hub == "local", pull_request=pr, **rest)
 
 
 def _quiet_libraries(*, verbose: bool) -> None:
@@ -136,7 +142,7 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_json
     @_verbose
     def command(**options: Any) -> None:
-        _run(dry_run=True, first=name, last=name, **options)
+        _run(first=name, last=name, **options)
 
     return cli.command(name, help=summary)(command)
 
@@ -145,6 +151,65 @@ def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
         "--manifest", "-m", type=click.Path(path_type=Path), required=True, metavar="M", help="The manifest."
     )(command)
+
+
+@cli.command()
+@_manifest_required
+@click.option("--dry-run", is_flag=True, help="Show the commit, and do not make it.")
+@_hub
+@_tag
+@_pr
+@_dist
+@_json
+@_verbose
+def push(**options: Any) -> None:
+    """Publish what the earlier stages left in the staged tree, and read it back."""
+    _run(first="push", last="push", **options)
+
+
+@cli.command(name="hub")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("local-hub"), metavar="DIR", help="Its data.")
+@click.option("--port", type=int, default=0, metavar="N", help="A port of 127.0.0.1 [a free one].")
+def serve_hub(root: Path, port: int) -> None:
+    """Serve a local Hub on this machine, and print how to point the Hub's client at it."""
+    from publisher.localhub import serve
+
+    serve(root, port)
+
+
+@cli.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+def pin(manifest: Path) -> None:
+    """Resolve names to full commit ids and rewrite the manifest, comments kept."""
+    from publisher.hub import resolve_revision
+    from publisher.pin import pin as pin_manifest
+
+    _quiet_libraries(verbose=False)
+    pinned = pin_manifest(manifest, resolve_revision)
+    for entry in pinned:
+        click.echo(f"{manifest}: {entry.field}: {entry.repo}@{entry.name} is {entry.commit}")
+    if not pinned:
+        click.echo(f"{manifest}: nothing to pin")
+
+
+@cli.command()
+@click.option("--source", required=True, metavar="DIR_OR_REPO", help="The merged fine-tune.")
+@click.option("--base", required=True, metavar="DIR_OR_REPO", help="The model it was made from.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it [stdout].")
+def new(source: str, base: str, output: Path | None) -> None:
+    """Write a manifest after reading both checkpoints' headers."""
+    from publisher.files import write_text
+    from publisher.new import new_manifest
+
+    if output is not None and output.exists():
+        raise ManifestError(f"{output} exists", next_step="name another file with --output")
+    _quiet_libraries(verbose=False)
+    text = new_manifest(source, base)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text(output, text)
+    click.echo(f"{output}: written; edit what it marks, then: publish check {output}")
 
 
 extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
@@ -193,12 +258,13 @@ def check(manifests: tuple[Path, ...]) -> None:
 
 
 @cli.command()
+@click.option("--dry-run", is_flag=True, help="Stop before the rehearsal on the local Hub.")
 @_dist
 @_device
 @_json
 @_verbose
-def demo(**options: Any) -> None:
-    """Make the demo pairs in ./demo (if absent) and run the whole job on them."""
+def demo(*, dry_run: bool, **options: Any) -> None:
+    """Make the demo pairs in ./demo (if absent), run the whole job on them, and publish to a local Hub."""
     from rich.console import Console
 
     from publisher.console import progress_on
@@ -208,7 +274,7 @@ def demo(**options: Any) -> None:
     with progress_on(Console(stderr=True)) as progress:
         make_demo(Path("demo"), progress=progress)
     manifest = packaged_folder("manifests") / "demo.yaml"
-    _run(manifest=manifest, dry_run=True, variants=(), first="fetch", last="push", **options)
+    _run(manifest=manifest, dry_run=dry_run, hub="local", **options)
 
 
 @cli.command()

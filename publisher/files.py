@@ -27,12 +27,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def git_blob_of(path: Path) -> str:
-    """The file's git blob id as 40 hex digits: how the Hub names files that are not in LFS or Xet."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys, two spaces, no NaN, and one newline at the end."""
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

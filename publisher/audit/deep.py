@@ -19,11 +19,12 @@ from publisher.audit.evidence import summary_differences
 from publisher.comparison import Comparison, compare
 from publisher.devices import chosen_device
 from publisher.errors import PublisherError
+from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, Extraction, Snapshot
 from publisher.stages.fetch import fetch
-from publisher.stages.validate import function_obstacle, quiet, require_function, require_numbers, require_tensors
+from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.summary import summarise
 from publisher.tensors import TensorReader, read_headers
 

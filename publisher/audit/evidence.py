@@ -21,10 +21,12 @@ from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.comparison import Comparison, layers_of
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed
 from publisher.files import digest_of, sha256_of
+from publisher.loading import Adapter as Loadable
+from publisher.loading import load_on_config, quiet
 from publisher.manifest import Variant
 from publisher.records import Check, Checkpoint, Extraction, ExtractionSummary, ModuleExtraction, Snapshot
 from publisher.stages.card import load_extraction, load_verification
-from publisher.stages.validate import load_without_weights, quiet, require_loadable, require_tensors
+from publisher.stages.validate import require_loadable, require_tensors
 from publisher.summary import summarise
 from publisher.tensors import CONFIG as MODEL_CONFIG
 from publisher.tensors import TensorReader, read_json
@@ -269,7 +271,7 @@ def _loads(adapter: Adapter, base: Path) -> str:
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
-            problems = load_without_weights(getattr(transformers, name), shapes, base=base, staged=adapter.folder)[1]
+            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
         except ValidationError as error:
             problems = [error.found]
         if not problems:

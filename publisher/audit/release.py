@@ -13,12 +13,13 @@ from yaml import YAMLError
 
 from publisher import __version__, artefacts, hub
 from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
+from publisher.commitplan import same_content
 from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed
-from publisher.files import git_blob_of, packaged_folder, sha256_of
+from publisher.files import packaged_folder, sha256_of
 from publisher.hub import RemoteFile
 from publisher.manifest import Manifest, Variant, read_manifest
 from publisher.progress import Progress
-from publisher.records import Check, Extraction
+from publisher.records import Check, Extraction, FileDigest
 from publisher.stages.card import Evidence, check_card, load_verification, render_card
 from publisher.tensors import read_json
 
@@ -162,7 +163,8 @@ def download(release: Release) -> str:
 
 def _same(release: Release, file: RemoteFile) -> bool:
     path = release.folder / file.path
-    return sha256_of(path) == file.sha256 if file.sha256 else git_blob_of(path) == file.blob
+    here = FileDigest(name=file.path, size=path.stat().st_size, sha256=sha256_of(path))
+    return here.size == file.size and same_content(here, file, local=path)
 
 
 def manifest_holds(release: Release) -> str:
