@@ -59,7 +59,8 @@ def load_on_config(
 ) -> tuple[Any | None, list[str]]:
     """The adapted model without the base's weights, and what of the adapter did not get there.
 
-    There is no model where the class lacks one of the modules. With low_cpu_mem_usage, a parameter that the file does not reach shows by staying on the meta device.
+    There is no model where the class lacks one of the modules. With low_cpu_mem_usage, a parameter that the file does
+    not reach shows by staying on the meta device.
 
     Args:
         model_class: a class of transformers.
