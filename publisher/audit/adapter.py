@@ -54,17 +54,18 @@ class Adapter:
         return cls(path, folder, variant, _config(folder), _headers(folder), _extraction(folder))
 
     def pairs(self) -> dict[str, tuple[TensorHeader, TensorHeader]]:
-        """The headers of A and B of each module that has both, by module name.
+        """The headers of A and B of each module that has both, by module name; at least one.
 
         Raises:
-            UncheckedError: the file cannot be read.
+            UncheckedError: the file cannot be read, or holds none by the names that PEFT looks for.
         """
         found: dict[str, dict[str, TensorHeader]] = {}
         for key, header in needed(self.headers, ADAPTER).items():
             if match := _KEY.fullmatch(key):
                 found.setdefault(match[1], {})[match[2]] = header
         whole = {name: (halves["A"], halves["B"]) for name, halves in found.items() if len(halves) == len("AB")}
-        return {name: pair for name, pair in whole.items() if all(len(half.shape) > 1 for half in pair)}
+        pairs = {name: pair for name, pair in whole.items() if all(len(half.shape) > 1 for half in pair)}
+        return needed(pairs or None, f"pair of lora_A and lora_B in {ADAPTER}")
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
@@ -168,7 +169,7 @@ def tensors(adapter: Adapter) -> str:
                 problems += _complaints(f"{name}.lora_{half}", reader.read(f"{KEY_PREFIX}{name}.lora_{half}.weight"))
     require_none(problems)
     dtypes = sorted({half.dtype for pair in pairs.values() for half in pair})
-    return f"{2 * len(pairs)} tensors in {', '.join(dtypes) or 'no dtype'}, finite, none all zero"
+    return f"{2 * len(pairs)} tensors in {', '.join(dtypes)}, finite, none all zero"
 
 
 def _complaints(name: str, tensor: torch.Tensor) -> Iterator[str]:
