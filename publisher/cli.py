@@ -219,25 +219,53 @@ validate = _one_stage("validate", "Check that the written adapters load and do w
 @cli.command()
 @_manifest_required
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
+@click.option("--from-hub", is_flag=True, help="Render from the published JSON; show the diff to the published card.")
+@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md alone.")
+@_pr
 @_dist
-def card(manifest: Path, dist: Path, *, check: bool) -> None:
+def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
     """Render README.md from the JSON artefacts alone."""
-    from publisher.manifest import load_manifest
-    from publisher.pipeline import Run, rendered_card, run
+    _quiet_libraries(verbose=False)
+    if from_hub:
+        _card_from_hub(manifest, write=write, pull_request=pr)
+    elif write:
+        raise ManifestError("--push goes with --from-hub", next_step="publish push publishes the staged tree")
+    elif check:
+        _check_card(manifest, dist)
+    else:
+        _write_card(manifest, dist)
+
+
+def _write_card(manifest: Path, dist: Path) -> None:
+    from publisher.pipeline import Run, run
     from publisher.progress import silent
 
     options = Run(manifest, dist, first="card", last="card")
-    if not check:
-        changed = run(options, silent).card_changed
-        click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
-        return
+    changed = run(options, silent).card_changed
+    click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
+
+
+def _check_card(manifest: Path, dist: Path) -> None:
+    from publisher.manifest import load_manifest
+    from publisher.pipeline import Run, rendered_card
     from publisher.stages.card import check_card
 
+    options = Run(manifest, dist)
     readme = options.staged / CARD
     if diff := check_card(rendered_card(load_manifest(manifest), options), readme):
         click.echo(diff, nl=False)
         raise CardError(f"{readme} is stale", next_step=f"publish card --manifest {manifest}")
     click.echo(f"card is fresh: {readme}")
+
+
+def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
+    from publisher.republish import card_from_hub
+    from publisher.stages.push import Target
+
+    done = card_from_hub(manifest, write=write, target=Target(pull_request=pull_request))
+    click.echo(done.diff or "the published card is what its evidence gives\n", nl=False)
+    if done.push is not None:
+        click.echo(f"{done.push.hub}: {done.push.result}: {done.push.url}")
 
 
 @cli.command()

@@ -99,16 +99,17 @@ def compare_with_head(
     return tuple(operations)
 
 
-def same_content(file: FileDigest, remote: RemoteFile, *, local: Path) -> bool:
-    """Whether the Hub holds these bytes: by SHA-256 for large files, by git's blob id for the others."""
-    return remote.sha256 == file.sha256 if remote.sha256 else remote.blob == _git_blob(local)
+def holds_bytes(remote: RemoteFile | None, sha256: str | None, *, local: Path) -> bool:
+    """Whether the Hub's file is this one: by SHA-256 for large files, by git's blob id for the others."""
+    if remote is None:
+        return False
+    return remote.sha256 == sha256 if remote.sha256 else remote.blob == _git_blob(local)
 
 
 def _change(file: FileDigest, there: Mapping[str, RemoteFile], *, staged: Path) -> Change:
-    remote = there.get(file.name)
-    if remote is None:
+    if file.name not in there:
         return "added"
-    return "same" if same_content(file, remote, local=staged / file.name) else "changed"
+    return "same" if holds_bytes(there[file.name], file.sha256, local=staged / file.name) else "changed"
 
 
 def _is_owned(path: str, there: Collection[str]) -> bool:

@@ -158,7 +158,7 @@ def show_audit(audit: Audit, console: Console) -> None:
         table.add_column(heading, no_wrap=heading != "seen")
     for check in audit.checks:
         seen = Text(check.detail.partition("\n")[0])
-        table.add_row(check.variant, check.name, Text(check.status, _STYLES[check.status]), seen)
+        table.add_row(Text(check.variant), check.name, Text(check.status, _STYLES[check.status]), seen)
     console.print(table)
     for check in audit.failed:
         if "\n" in check.detail:

@@ -338,6 +338,9 @@ class ReadBack(Record):
     adapters: int
 
 
+Result = Literal["no changes", "committed", "pull request"]
+
+
 class PushOutcome(Record):
     """What push did.
 
@@ -352,7 +355,7 @@ class PushOutcome(Record):
     """
 
     hub: str
-    result: Literal["no changes", "committed", "pull request"]
+    result: Result
     commit: str
     url: str
     tag: str | None

@@ -20,7 +20,7 @@ class UncheckedError(PublisherError):
 
 
 def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str = "") -> Check:
-    """Run one claim; paths below `folder` are told relative to it."""
+    """Run one claim; paths below `folder` are told relative to it, and control characters escaped."""
     status: Literal["passed", "failed", "not checked"] = "passed"
     try:
         detail = claim()
@@ -29,7 +29,12 @@ def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str =
     except PublisherError as error:
         expected = f"; expected {error.expected}" if error.expected and "\n" not in error.found else ""
         status, detail = "failed", f"{error.found.rstrip()}{expected}"
-    return Check(name=name, variant=variant, status=status, detail=detail.replace(f"{folder}/", ""))
+    return Check(name=name, variant=variant, status=status, detail=_printable(detail.replace(f"{folder}/", "")))
+
+
+def _printable(text: str) -> str:
+    """Without control characters: names and cards of any origin must not steer the reader's terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def needed(value: _T | None, what: str) -> _T:

@@ -1,9 +1,10 @@
 """The deep part of an audit: source and base are fetched at their pins, and what was claimed is worked out again.
 
-Which tensors differ and how many are equal, every module's relative error and share of weights restored bit for
-bit, and, where memory allows, the logits.
+Which tensors differ and how many are equal, every module's figures from the checkpoints, its relative error and
+share of weights restored bit for bit from the published factors, and, where memory allows, the logits.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 
 from publisher.artefacts import EXTRACTION, MANIFEST
 from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, third_party
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown, third_party
 from publisher.audit.evidence import summary_differences
 from publisher.comparison import Comparison, compare
 from publisher.devices import chosen_device
@@ -22,11 +23,14 @@ from publisher.errors import PublisherError
 from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.progress import Progress
-from publisher.records import Check, Checkpoint, Extraction, Snapshot
+from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
+from publisher.stages.extract import extract_module
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.summary import summarise
 from publisher.tensors import TensorReader, read_headers
+
+_OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,12 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
     except PublisherError as error:
         trouble = error
     yield make("checkpoints", lambda: _checkpoints(case, trouble))
-    claims: dict[str, Callable[[_Case], str]] = {"comparison": comparison, "residuals": residuals, "function": function}
+    claims: dict[str, Callable[[_Case], str]] = {
+        "comparison": comparison,
+        "extraction": extracted_again,
+        "residuals": residuals,
+        "function": function,
+    }
     for name, claim in claims.items():
         yield make(name, partial(_on, case, claim))
 
@@ -129,9 +138,38 @@ def _compared(case: _Case) -> Comparison:
         return compare(*headers, readers=(sources, bases), ignore=ignore, progress=case.bench.progress)
 
 
+def extracted_again(case: _Case) -> str:
+    """Every module is extracted again, and its figures come out as extraction.json has them."""
+    _require_modules(case)
+    problems: list[str] = []
+    modules, device = case.extraction.modules, case.bench.device
+    headers = read_headers(case.source.folder), read_headers(case.base.folder)
+    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+        for index, module in enumerate(modules):
+            case.bench.progress(f"extracting {module.name}", index, len(modules))
+            name = f"{module.name}.weight"
+            source, base = (reader.read(name).to(device) for reader in (sources, bases))
+            again = extract_module(name, source, base=base, settings=case.variant.adapter).figures
+            problems += _other_figures(module, again)
+    require_none(problems)
+    return f"{len(modules)} modules extracted again give the same figures"
+
+
+def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
+    found = again.model_dump(exclude={"alpha"})  # alpha follows from the layout, and is checked with the config
+    for field, value in claimed.model_dump(exclude={"alpha"}).items():
+        both = isinstance(value, float) and isinstance(found[field], float)
+        if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
+            yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+
+
 def residuals(case: _Case) -> str:
     """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
-    _require_shapes(case)
+    _require_modules(case)
+    try:
+        require_tensors(case.extraction, case.folder)
+    except PublisherError:
+        raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
     largest = require_numbers(
         case.extraction,
         source=case.source,
@@ -143,12 +181,8 @@ def residuals(case: _Case) -> str:
     return f"{len(case.extraction.modules)} modules; the largest difference from a claim is {largest:.2g}"
 
 
-def _require_shapes(case: _Case) -> None:
-    """The arithmetic needs every module in all three files, in one shape."""
-    try:
-        require_tensors(case.extraction, case.folder)
-    except PublisherError:
-        raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
+def _require_modules(case: _Case) -> None:
+    """The arithmetic needs every module in both checkpoints, in its shape."""
     for snapshot in (case.source, case.base):
         headers = read_headers(snapshot.folder)
         for module in case.extraction.modules:

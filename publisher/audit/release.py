@@ -13,13 +13,13 @@ from yaml import YAMLError
 
 from publisher import __version__, artefacts, hub
 from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
-from publisher.commitplan import same_content
+from publisher.commitplan import holds_bytes
 from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed
 from publisher.files import packaged_folder, sha256_of
 from publisher.hub import RemoteFile
 from publisher.manifest import Manifest, Variant, read_manifest
 from publisher.progress import Progress
-from publisher.records import Check, Extraction, FileDigest
+from publisher.records import Check, Extraction
 from publisher.stages.card import Evidence, check_card, load_verification, render_card
 from publisher.tensors import read_json
 
@@ -163,8 +163,7 @@ def download(release: Release) -> str:
 
 def _same(release: Release, file: RemoteFile) -> bool:
     path = release.folder / file.path
-    here = FileDigest(name=file.path, size=path.stat().st_size, sha256=sha256_of(path))
-    return here.size == file.size and same_content(here, file, local=path)
+    return path.stat().st_size == file.size and holds_bytes(file, sha256_of(path), local=path)
 
 
 def manifest_holds(release: Release) -> str:

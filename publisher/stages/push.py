@@ -12,14 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from publisher import hub
-from publisher.commitplan import BRANCH, compare_with_head, head_of, plan_push, staged_files
+from publisher.commitplan import BRANCH, head_of, holds_bytes, plan_push
 from publisher.errors import HubError, PushError, StaleParentError, UnclearAnswerError
 from publisher.hub import Destination, NewCommit
 from publisher.manifest import Manifest
-from publisher.records import CommitPlan, PushOutcome
+from publisher.records import CommitPlan, PushOutcome, Result
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
 _WRITES = frozenset({"added", "changed"})
@@ -132,25 +131,29 @@ def push(manifest: Manifest, staged: Path, *, target: Target) -> PushOutcome:
     if plan.parent is None:
         hub.create_repository(manifest.repo, at=at)
         plan = plan_push(manifest, staged, at=at)
-    parent = plan.parent or ""
-    if not _is_needed(plan):
-        url = f"{at.address}/{manifest.repo}/tree/{parent}"
-        return _outcome(_Landed(NewCommit(parent, url), recovered=False), manifest, target=target, result="no changes")
-    _require_free_tag_on_change(manifest, target)
-    landed = _commit(manifest, staged, plan=plan, target=target)
-    result: Literal["pull request", "committed"] = "pull request" if target.pull_request else "committed"
-    return _outcome(landed, manifest, target=target, result=result)
+    message = f"Publish {manifest.card.title}{f' {target.tag}' if target.tag else ''}"
+    return carry_out(plan, staged, message=message, target=target)
 
 
-def _outcome(
-    landed: _Landed,
-    manifest: Manifest,
-    *,
-    target: Target,
-    result: Literal["no changes", "committed", "pull request"],
-) -> PushOutcome:
+def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> PushOutcome:
+    """Make the planned commit from the files below `root`, unless it would change nothing, and set the tag.
+
+    Raises:
+        PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
+        HubError: the Hub refused.
+    """
+    parent, at = plan.parent or "", target.destination
+    if all(operation.change == "same" for operation in plan.operations):
+        landed = _Landed(NewCommit(parent, f"{at.address}/{plan.repo}/tree/{parent}"), recovered=False)
+        return _outcome(landed, plan.repo, target=target, result="no changes")
+    _require_unused_tag(plan.repo, target)
+    landed = _commit(plan, root, message=message, target=target)
+    return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
+
+
+def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> PushOutcome:
     if target.tag is not None:
-        _set_tag(manifest.repo, target.tag, commit=landed.commit.id, at=target.destination)
+        _set_tag(repo, target.tag, commit=landed.commit.id, at=target.destination)
     return PushOutcome(
         hub=target.destination.label,
         result=result,
@@ -162,14 +165,10 @@ def _outcome(
     )
 
 
-def _is_needed(plan: CommitPlan) -> bool:
-    return any(operation.change != "same" for operation in plan.operations)
-
-
-def _require_free_tag_on_change(manifest: Manifest, target: Target) -> None:
+def _require_unused_tag(repo: str, target: Target) -> None:
     if target.tag is None:
         return
-    commit = hub.tags(manifest.repo, at=target.destination).get(target.tag)
+    commit = hub.tags(repo, at=target.destination).get(target.tag)
     if commit is not None:
         raise PushError(
             f"the tag {target.tag} is on {commit[:8]}, and this release differs from that commit",
@@ -177,47 +176,40 @@ def _require_free_tag_on_change(manifest: Manifest, target: Target) -> None:
         )
 
 
-def _commit(manifest: Manifest, staged: Path, *, plan: CommitPlan, target: Target) -> _Landed:
-    at, parent = target.destination, plan.parent or ""
-    before = hub.pull_requests(manifest.repo, at=at) if target.pull_request else {}
+def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target) -> _Landed:
+    at = target.destination
+    before = hub.pull_requests(plan.repo, at=at) if target.pull_request else {}
     try:
         made = hub.commit(
-            manifest.repo,
-            add={op.path: staged / op.path for op in plan.operations if op.change in _WRITES},
+            plan.repo,
+            add={op.path: root / op.path for op in plan.operations if op.change in _WRITES},
             delete=[op.path for op in plan.operations if op.change == "deleted"],
-            message=f"Publish {manifest.card.title}{f' {target.tag}' if target.tag else ''}",
-            parent=parent,
+            message=message,
+            parent=plan.parent or "",
             pull_request=target.pull_request,
             at=at,
         )
     except (StaleParentError, UnclearAnswerError) as error:
-        found = _found_after(error, manifest, staged, parent=parent, before=before, target=target)
-        return _Landed(found, recovered=True)
+        return _Landed(_found_after(error, plan, root, before=before, target=target), recovered=True)
     return _Landed(made, recovered=False)
 
 
 def _found_after(
-    error: HubError,
-    manifest: Manifest,
-    staged: Path,
-    *,
-    parent: str,
-    before: Mapping[str, str],
-    target: Target,
+    error: HubError, plan: CommitPlan, root: Path, *, before: Mapping[str, str], target: Target
 ) -> NewCommit:
     """The commit whose answer was lost, found in the repository; an error where it is not there."""
-    at = target.destination
+    at, parent = target.destination, plan.parent or ""
     try:
         for pause in _LOOK_AGAIN:
             time.sleep(pause)
-            head = hub.resolve_revision(manifest.repo, BRANCH, at=at)
-            candidates = _new_pull_requests(manifest.repo, before, at=at) if target.pull_request else {"": head}
+            head = hub.resolve_revision(plan.repo, BRANCH, at=at)
+            candidates = _new_pull_requests(plan.repo, before, at=at) if target.pull_request else {"": head}
             for ref, commit in candidates.items():
-                if commit != parent and _holds_release(manifest, staged, commit=commit, at=at):
+                if commit != parent and _holds(plan, root, commit=commit, at=at):
                     where = f"discussions/{ref.rpartition('/')[2]}" if ref else f"commit/{commit}"
-                    return NewCommit(commit, f"{at.address}/{manifest.repo}/{where}", ref or None)
+                    return NewCommit(commit, f"{at.address}/{plan.repo}/{where}", ref or None)
             if head != parent:
-                raise _moved(manifest.repo, parent, head)
+                raise _moved(plan.repo, parent, head)
     except HubError as silence:
         raise PushError(
             f"{error.found}, and the repository cannot be read to see whether the commit landed ({silence.found})",
@@ -241,10 +233,16 @@ def _new_pull_requests(repo: str, before: Mapping[str, str], *, at: Destination)
     return {ref: commit for ref, commit in hub.pull_requests(repo, at=at).items() if ref not in before}
 
 
-def _holds_release(manifest: Manifest, staged: Path, *, commit: str, at: Destination) -> bool:
-    remote = hub.list_files(manifest.repo, commit, at=at)
-    operations = compare_with_head(staged_files(manifest, staged), remote, staged=staged)
-    return all(operation.change == "same" for operation in operations)
+def _holds(plan: CommitPlan, root: Path, *, commit: str, at: Destination) -> bool:
+    """Whether this commit holds everything that the plan writes, and nothing that it deletes."""
+    there = {file.path: file for file in hub.list_files(plan.repo, commit, at=at)}
+    for operation in plan.operations:
+        remote = there.get(operation.path)
+        if operation.change == "deleted" and remote is not None:
+            return False
+        if operation.change != "deleted" and not holds_bytes(remote, operation.sha256, local=root / operation.path):
+            return False
+    return True
 
 
 def _set_tag(repo: str, tag: str, *, commit: str, at: Destination) -> None:

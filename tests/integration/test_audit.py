@@ -12,19 +12,22 @@ from typing import Any
 import peft
 import pytest
 import torch
+import yaml
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from publisher import cli
+from publisher import cli, lora
 from publisher.audit import audit
+from publisher.comparison import Comparison
 from publisher.errors import FetchError, ManifestError
 from publisher.files import canonical_json, packaged_folder, sha256_of
 from publisher.manifest import read_manifest
 from publisher.pipeline import Run, run
 from publisher.progress import silent
-from publisher.records import Audit, Check, Extraction
+from publisher.records import Audit, Check, Extraction, ModuleExtraction
 from publisher.stages.card import load_evidence, render_card
+from publisher.summary import summarise
 
 WEIGHTS, CONFIG, EVIDENCE = "adapter_model.safetensors", "adapter_config.json", "extraction.json"
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -76,20 +79,29 @@ def test_a_deep_audit_checks_checkpoints_too(release: Path) -> None:
     found = audited(release, deep=True)
     assert failures(found) == {}
     deep = {c.name: c for c in found.checks if c.variant == "small/"}
-    assert all(deep[name].status == "passed" for name in ("checkpoints", "comparison", "residuals", "function"))
+    assert all(
+        deep[name].status == "passed" for name in ("checkpoints", "comparison", "extraction", "residuals", "function")
+    )
     assert deep["comparison"].detail == "14 tensors differ, 7 are equal"
 
 
-def test_a_deep_audit_passes_on_the_demo(demo_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deep_audit_passes_on_an_adapter_of_the_real_architecture(
+    demo_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("demo").symlink_to(demo_pairs)
-    manifest = packaged_folder("manifests") / "demo.yaml"
+    manifest = yaml.safe_load((packaged_folder("manifests") / "demo.yaml").read_text())
+    del manifest["variants"][0]  # the larger one
+    Path("demo.yaml").write_text(yaml.safe_dump(manifest))
     for first, last in (("fetch", "extract"), ("card", "card")):
-        run(Run(manifest, Path("dist"), device="cpu", first=first, last=last), silent)
+        run(Run(Path("demo.yaml"), Path("dist"), device="cpu", first=first, last=last), silent)
     found = audited(Path("dist/demo"), deep=True)
     assert failures(found) == {}
-    assert check(found, "loading", "/").detail.startswith("PEFT loads 186 modules whole on Qwen3_5")
+    assert check(found, "loading", "clef-flash/").detail == (
+        "PEFT loads 248 modules whole on Qwen3_5ForConditionalGeneration, at scale 1"
+    )
     assert check(found, "comparison", "clef-flash/").detail == "248 tensors differ, 212 are equal"
+    assert check(found, "extraction", "clef-flash/").status == "passed"
 
 
 # --- tools of a forger --------------------------------------------------------------------------------------
@@ -430,23 +442,46 @@ def test_a_card_by_a_template_that_is_not_here_is_not_checked(release: Path) -> 
 # --- what only the checkpoints tell -------------------------------------------------------------------------
 
 
-def claim_a_better_fit(folder: Path) -> None:
-    """All figures of one module, the summary and the card, consistently."""
-    edit_json(folder / EVIDENCE, halve(Q_PROJ, "relative_error"))
+def claim(figure: str, folder: Path) -> None:
+    """Half of one module's figure, and everything that follows from it: summary, digests and card."""
+    edit_json(folder / EVIDENCE, halve(Q_PROJ, figure))
     claimed = Extraction.read(folder / EVIDENCE)
-    errors = sorted(module.relative_error for module in claimed.modules)
-    spread = {"min": errors[0], "median": (errors[6] + errors[7]) / 2, "max": errors[-1]}
-    edit_json(folder / EVIDENCE, lambda e: e["summary"].update(relative_error=spread))
-    (folder / EVIDENCE).write_text(Extraction.read(folder / EVIDENCE).to_json())
+    modules = tuple(consistent(module) for module in claimed.modules)
+    summary = claimed.summary
+    seen = Comparison((), summary.tensors_equal, (), left_out=(), layers=(0, 1), layers_total=2)  # as before
+    summary = summarise(modules, seen, adapter=summary.adapter, config=summary.config)
+    claimed.model_copy(update={"modules": modules, "summary": summary}).write(folder / EVIDENCE)
     reseal(folder)
 
 
-def test_a_consistent_forgery_of_a_residual_takes_a_deep_audit(release: Path) -> None:
-    claim_a_better_fit(release)
+def consistent(module: ModuleExtraction) -> ModuleExtraction:
+    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    derived = {"expected_error": expected, "ratio": module.fit_error / expected if expected else None}
+    return ModuleExtraction(**{**module.model_dump(), **derived})
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        ("relative_error", ["extraction /", "residuals /"]),
+        ("exact_share", ["extraction /", "residuals /"]),
+        ("rounding_floor", ["extraction /"]),
+        ("update_rms", ["extraction /"]),
+    ],
+)
+def test_a_consistent_forgery_of_a_figure_takes_a_deep_audit(release: Path, figure: str, expected: list[str]) -> None:
+    claim(figure, release)
     assert failures(audited(release)) == {}
     found = failures(audited(release, deep=True))
-    assert list(found) == ["residuals /"]
-    assert f"{Q_PROJ}: error" in found["residuals /"]
+    assert sorted(found) == expected
+    assert f"{Q_PROJ}: {figure} is" in found["extraction /"]
+
+
+def test_control_characters_of_a_release_do_not_reach_the_terminal(release: Path) -> None:
+    replace(release / "README.md", "# Pico", "# Pico \x1b[2J")
+    detail = failures(audited(release))["card"]
+    assert "-# Pico \\x1b[2J" in detail
+    assert "\x1b" not in detail
 
 
 def test_an_invented_number_of_equal_tensors_takes_a_deep_audit(release: Path) -> None:
@@ -612,7 +647,7 @@ def test_the_command_prints_a_table_and_ends_with_0(
     assert publish("audit", str(release), "--deep", "--device", "cpu", monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
     assert "  small/   residuals         passed       14 modules; the largest difference from a claim" in printed
-    assert printed.endswith("release: 37 passed, 0 failed, 8 not checked\n")
+    assert printed.endswith("release: 39 passed, 0 failed, 8 not checked\n")
 
 
 def test_the_command_ends_with_1_and_one_line_that_names_what_failed(

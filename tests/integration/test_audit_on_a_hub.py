@@ -130,6 +130,17 @@ def test_an_unknown_file_is_named_and_never_downloaded(staged: Path) -> None:
     assert not (cached / "tokenizer.json").exists()
 
 
+def test_an_adapter_without_evidence_is_loaded_on_the_base_that_its_config_pins(staged: Path) -> None:
+    for name in ("manifest.yaml", EVIDENCE, f"small/{EVIDENCE}", "README.md"):
+        (staged / name).unlink()
+    publish("mallory/bare", staged)
+    found = audited("mallory/bare", deep=True)
+    assert failures(found) == {}
+    details = {c.name: c.detail for c in found.checks if c.variant == "/"}
+    assert details["loading"] == "PEFT loads 14 modules whole on LlamaForCausalLM"
+    assert details["residuals"] == "there is no readable source and base"
+
+
 @pytest.mark.usefixtures("staged")
 @pytest.mark.parametrize(
     ("target", "error", "words"),
