@@ -1,11 +1,12 @@
 """How a check is made: a claim about a release is run, and its outcome becomes data.
 
 A claim is a function that returns what it saw, or raises: `AuditError` (or another error of this project) for what
-speaks against the release, `UncheckedError` for why it cannot tell. The Hub out of reach counts as the latter.
+speaks against the release, `UncheckedError` for why it cannot tell. The Hub out of reach counts as the latter. Any
+other exception is a finding too: PEFT, transformers and arithmetic may stumble over files of any origin, and that must
+not keep the other checks from running.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -29,6 +30,8 @@ def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str =
     except PublisherError as error:
         expected = f"; expected {error.expected}" if error.expected and "\n" not in error.found else ""
         status, detail = "failed", f"{error.found.rstrip()}{expected}"
+    except Exception as error:  # noqa: BLE001 - see the module's first words
+        status, detail = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     return Check(name=name, variant=variant, status=status, detail=_printable(detail.replace(f"{folder}/", "")))
 
 
@@ -46,21 +49,6 @@ def needed(value: _T | None, what: str) -> _T:
     if value is None:
         raise UncheckedError(f"there is no readable {what}")
     return value
-
-
-@contextmanager
-def third_party(what: str) -> Iterator[None]:
-    """PEFT and transformers at work on files of any origin: whatever they raise speaks against the release.
-
-    Raises:
-        AuditError: `what`, and their own words.
-    """
-    try:
-        yield
-    except PublisherError:
-        raise
-    except Exception as error:
-        raise AuditError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:400]}") from error
 
 
 def require_none(problems: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from publisher.artefacts import EXTRACTION, MANIFEST
 from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown, third_party
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
 from publisher.audit.evidence import summary_differences
 from publisher.comparison import Comparison, compare
 from publisher.devices import chosen_device
@@ -196,6 +196,6 @@ def function(case: _Case) -> str:
     if obstacle := function_obstacle(read_headers(case.source.folder)):
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
-    with quiet(), third_party("the models cannot be run"):
+    with quiet():
         seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
     return f"logits {seen.ratio:.2%} of the way from the source's to the base's"

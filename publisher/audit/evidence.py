@@ -17,7 +17,7 @@ from publisher import hub, lora
 from publisher.adapter import KEY_PREFIX, adapter_config
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown, third_party
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
 from publisher.comparison import Comparison, layers_of
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed
 from publisher.files import digest_of, sha256_of
@@ -148,7 +148,9 @@ def recorded_tensors(adapter: Adapter) -> str:
 def figures(adapter: Adapter) -> str:
     """The summary follows from the modules, and the modules' derived figures from their own."""
     extraction = _recorded(adapter)
-    claimed, modules = extraction.summary, needed(extraction.modules or None, "module in it")
+    claimed, modules = extraction.summary, extraction.modules
+    if not modules:
+        raise AuditError(f"{EXTRACTION} lists no module")
     again = summarise(modules, _as_claimed(extraction), adapter=claimed.adapter, config=claimed.config)
     problems = [*summary_differences(claimed, again), *(line for m in modules for line in _inconsistent(m))]
     require_none(problems)
@@ -253,7 +255,7 @@ def loading(adapter: Adapter) -> str:
         raise UncheckedError(f"there is no readable {CONFIG} and {ADAPTER}")
     base = _base_folder(adapter)
     claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
-    with quiet(), third_party("it cannot be loaded"):
+    with quiet():
         return claim(adapter, base)
 
 

@@ -163,7 +163,7 @@ def download(release: Release) -> str:
 
 def _same(release: Release, file: RemoteFile) -> bool:
     path = release.folder / file.path
-    return path.stat().st_size == file.size and holds_bytes(file, sha256_of(path), local=path)
+    return path.is_file() and path.stat().st_size == file.size and holds_bytes(file, sha256_of(path), local=path)
 
 
 def manifest_holds(release: Release) -> str:

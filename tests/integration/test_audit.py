@@ -1,6 +1,7 @@
 """An audit passes on what was staged, and finds and names whatever was done to it afterwards."""
 
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -268,6 +269,19 @@ def edited_singular_value(folder: Path) -> None:
     edit_json(folder / EVIDENCE, halve(Q_PROJ, "sigma_r"))
 
 
+def not_a_number_as_a_figure(folder: Path) -> None:
+    text = (folder / EVIDENCE).read_text()
+    (folder / EVIDENCE).write_text(re.sub(r'"fit_error": [\d.e-]+,', '"fit_error": NaN,', text, count=1))
+
+
+def impossible_module(folder: Path) -> None:
+    edit_json(folder / EVIDENCE, lambda e: e["modules"][0].update(shape=[0, 0], rank=-3))
+
+
+def no_modules(folder: Path) -> None:
+    edit_json(folder / EVIDENCE, lambda e: e.update(modules=[]))
+
+
 def evidence_written_by_hand(folder: Path) -> None:
     (folder / EVIDENCE).write_text(json.dumps(json.loads((folder / EVIDENCE).read_text())))
 
@@ -380,6 +394,9 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (edited_summary_and_a_fresh_card, ["figures /"], "summary.relative_error.max is 0.0001; it comes out as"),
     (edited_module, ["figures /"], f"{Q_PROJ}: ratio is"),
     (edited_singular_value, ["singular values /"], f"{Q_PROJ}: sigma_r is"),
+    (not_a_number_as_a_figure, ["evidence /", "figures /"], "not JSON compliant"),
+    (impossible_module, ["figures /", "recorded tensors /", "singular values /"], "ZeroDivisionError"),
+    (no_modules, ["figures /", "recorded tensors /", "loading /", "card"], "lists no module"),
     (evidence_written_by_hand, ["evidence /"], "it was edited"),
     (evidence_of_another_schema, ["evidence /"], "schema_version: Input should be 1"),
     (evidence_missing, ["files", "evidence /"], f"{EVIDENCE} is missing"),
