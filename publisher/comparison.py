@@ -128,8 +128,8 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     return name.endswith(".weight") and len(header.shape) == 2 and header.dtype in _FLOATS and not table  # noqa: PLR2004 - matrices
 
 
-def layers_of(changed: Iterable[str], headers: Mapping[str, TensorHeader]) -> tuple[tuple[int, ...], int]:
-    """The layers of the changed tensors, and how many layers the model has.
+def layers_of(changed: Iterable[str], names: Iterable[str]) -> tuple[tuple[int, ...], int]:
+    """The layers of the changed tensors, and how many layers the model with these `names` has.
 
     A layer is the first number in a tensor's name; where several stacks have numbers (text and vision), the stack
     with most of the changed tensors counts.
@@ -138,7 +138,7 @@ def layers_of(changed: Iterable[str], headers: Mapping[str, TensorHeader]) -> tu
     if not places:
         return (), 0
     stack = Counter(prefix for prefix, _ in places).most_common(1)[0][0]
-    every = (re.match(re.escape(stack) + r"(\d+)\.", name) for name in headers)
+    every = (re.match(re.escape(stack) + r"(\d+)\.", name) for name in names)
     total = 1 + max(int(match[1]) for match in every if match)
     return tuple(sorted({int(number) for prefix, number in places if prefix == stack})), total
 

@@ -5,13 +5,15 @@
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
     │   ├── MissingFileError        the repository has no such file
+    │   ├── MissingRevisionError    the repository has no such commit, branch or tag
     │   ├── MissingRepositoryError  no such repository, or none this token may see
     │   ├── StaleParentError        the branch has moved since it was looked at
     │   └── UnclearAnswerError      no answer, or one that does not say whether a write took effect
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
-    └── PushError             the commit cannot be made
+    ├── PushError             the commit cannot be made
+    └── AuditError            something speaks against a published release
 
 A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
 catches these; nothing below it prints or exits.
@@ -62,6 +64,10 @@ class MissingFileError(HubError):
     """The repository has no such file at this commit."""
 
 
+class MissingRevisionError(HubError):
+    """The repository has no such commit, branch or tag."""
+
+
 class MissingRepositoryError(HubError):
     """There is no such repository, or none that this token may see."""
 
@@ -88,6 +94,10 @@ class CardError(PublisherError):
 
 class PushError(PublisherError):
     """The commit cannot be made."""
+
+
+class AuditError(PublisherError):
+    """Something speaks against a published release."""
 
 
 def listed(lines: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     OIDCError,
@@ -28,6 +29,7 @@ from publisher.errors import (
     HubError,
     MissingFileError,
     MissingRepositoryError,
+    MissingRevisionError,
     StaleParentError,
     UnclearAnswerError,
 )
@@ -279,13 +281,15 @@ def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> 
     """What is not there, or not for this token."""
     if isinstance(error, GatedRepoError):
         return HubError(f"{repo} is gated", next_step=f"ask for access at {at.address}/{repo}, then: hf auth login")
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
         return MissingRepositoryError(
             f"there is no repository {repo} at {at.address}, or this token may not see it",
             next_step="correct the manifest, or: hf auth login",
         )
     if isinstance(error, RevisionNotFoundError):
-        return HubError(f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST")
+        return MissingRevisionError(
+            f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
+        )
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
         return MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}")
     return None

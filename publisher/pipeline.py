@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
 from publisher.commitplan import dry_plan, staged_files
@@ -35,9 +34,6 @@ from publisher.records import (
 )
 from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
-
-if TYPE_CHECKING:
-    import torch
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
 _VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "stages/validate.py")
@@ -192,9 +188,10 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
     if not place.options.includes("extract"):
         return Extraction.read(evidence), False
+    from publisher.devices import chosen_device
     from publisher.stages import extract as stage
 
-    device = _device(place.options.device)
+    device = chosen_device(place.options.device)
     key = _extraction_key(place, pair, code=code_digest(stage.CODE), device=stage.device_name(device))
     if place.options.first != "extract" and _holds(marker, key, folder=place.staged):
         return Extraction.read(evidence), True
@@ -227,6 +224,7 @@ def _validation(
     key = validation_key(place.staged)
     if place.options.first != "validate" and _holds(marker, key, folder=result.parent):
         return Validation.read(result), True
+    from publisher.devices import chosen_device
     from publisher.stages.validate import validate
 
     validation = validate(
@@ -235,7 +233,7 @@ def _validation(
         source=pair.source,
         base=pair.base,
         staged=place.staged,
-        device=_device(place.options.device),
+        device=chosen_device(place.options.device),
         progress=progress,
     )
     validation.write(result)
@@ -266,22 +264,6 @@ def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
 
 def _versions(*packages: str) -> dict[str, str]:
     return {name: metadata.version(name) for name in packages}
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise ManifestError(
-            f"--device {name} cannot be used here ({reason})", expected="auto, cpu, cuda or cuda:N"
-        ) from None
-    return device
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------

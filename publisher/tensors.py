@@ -63,7 +63,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json."""
-    return _read_json(folder / CONFIG)
+    return read_json(folder / CONFIG)
 
 
 def checkpoint_files(folder: Path) -> tuple[str, ...]:
@@ -92,12 +92,12 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """
     if INDEX in checkpoint_files(folder):
         return _sharded_headers(folder)
-    return dict(sorted(_file_header(folder / SINGLE).items()))
+    return dict(sorted(file_headers(folder / SINGLE).items()))
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
     index = folder / INDEX
-    shards = {name: _file_header(_shard(index, name)) for name in shards_of(index)}
+    shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
     headers = {name: header for shard in shards.values() for name, header in shard.items()}
     lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
     if lost:
@@ -120,7 +120,12 @@ def _shard(index: Path, name: str) -> Path:
     return shard
 
 
-def _file_header(file: Path) -> dict[str, TensorHeader]:
+def file_headers(file: Path) -> dict[str, TensorHeader]:
+    """Name, dtype and shape of every tensor of one safetensors file.
+
+    Raises:
+        FetchError: it is missing, cut short or no safetensors file.
+    """
     with _opened(file, framework="np") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         return {name: TensorHeader(s.get_dtype(), tuple(s.get_shape()), file) for name, s in slices.items()}
@@ -131,6 +136,8 @@ def _opened(file: Path, *, framework: str) -> Iterator[Any]:
     try:
         with safe_open(file, framework=framework) as opened:
             yield opened
+    except FileNotFoundError:
+        raise FetchError(f"{file} is missing", next_step="download or save it again") from None
     except (SafetensorError, OSError) as error:
         raise FetchError(
             f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: {error}",
@@ -140,7 +147,7 @@ def _opened(file: Path, *, framework: str) -> Iterator[Any]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise FetchError(
             f"{index} has no weight_map of tensor names to shards",
@@ -150,7 +157,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in this file.
+
+    Raises:
+        FetchError: it is missing, or holds something else.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

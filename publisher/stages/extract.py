@@ -11,8 +11,7 @@ the manifest does not leave out, and whatever contradicts the manifest's `expect
 
 import math
 import shutil
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,15 +27,13 @@ from publisher.manifest import AdapterSettings, Expectation, Variant
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
-    ExtractionSummary,
     FileDigest,
     ModuleExtraction,
-    RankCount,
     Settings,
     Snapshot,
-    Spread,
     Tools,
 )
+from publisher.summary import summarise
 from publisher.tensors import TensorReader, read_headers
 
 CODE = (
@@ -45,6 +42,7 @@ CODE = (
     "files.py",
     "lora.py",
     "records.py",
+    "summary.py",
     "tensors.py",
     "stages/extract.py",
 )  # what decides the bytes
@@ -251,7 +249,7 @@ def _assemble(
         base=base,
         settings=_settings(variant),
         tools=tools,
-        summary=_summary(figures, seen, rank=rank, staged=staged),
+        summary=summarise(figures, seen, adapter=_digest(staged / ADAPTER), config=_digest(staged / CONFIG)),
         modules=figures,
     )
     extraction.write(staged / EXTRACTION)
@@ -260,47 +258,6 @@ def _assemble(
 
 def _settings(variant: Variant) -> Settings:
     return Settings(**variant.adapter.model_dump(), model_class=variant.model_class)
-
-
-def _summary(modules: tuple[ModuleExtraction, ...], seen: Comparison, *, rank: int, staged: Path) -> ExtractionSummary:
-    elements = [math.prod(module.shape) for module in modules]
-    exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
-    ratios = [module.ratio for module in modules if module.ratio is not None]
-    return ExtractionSummary(
-        linears=len(modules),
-        layers=ranges(seen.layers),
-        layers_total=seen.layers_total,
-        rank=rank,
-        ranks=_rank_counts(modules),
-        tensors_equal=seen.equal,
-        tensors_base_only=seen.base_only,
-        left_out=seen.left_out,
-        parameters=sum(module.alpha * sum(module.shape) for module in modules),
-        adapter=_digest(staged / ADAPTER),
-        config=_digest(staged / CONFIG),
-        relative_error=_spread(module.relative_error for module in modules),
-        fit_error=_spread(module.fit_error for module in modules),
-        rounding_floor=_spread(module.rounding_floor for module in modules),
-        ratio=_spread(ratios) if ratios else None,
-        update_rms=_spread(module.update_rms for module in modules),
-        exact_share=exact / sum(elements),
-        exact_share_modules=_spread(module.exact_share for module in modules),
-    )
-
-
-def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:
-    by_rank: dict[int, list[str]] = {}
-    for module in modules:
-        by_rank.setdefault(module.rank, []).append(module.name.rpartition(".")[2])
-    return tuple(
-        RankCount(rank=rank, modules=len(names), names=tuple(sorted(set(names))))
-        for rank, names in sorted(by_rank.items(), reverse=True)
-    )
-
-
-def _spread(values: Iterable[float]) -> Spread:
-    ordered = sorted(values)
-    return Spread(min=ordered[0], median=statistics.median(ordered), max=ordered[-1])
 
 
 def _digest(path: Path) -> FileDigest:

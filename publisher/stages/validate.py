@@ -57,7 +57,7 @@ def validate(
         difference = require_numbers(
             extraction, source=source, base=base, staged=staged, device=device, progress=progress
         )
-        obstacle = _function_obstacle(read_headers(source.folder))
+        obstacle = function_obstacle(read_headers(source.folder))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
     return Validation(
@@ -83,6 +83,11 @@ def require_files(extraction: Extraction, staged: Path) -> None:
                 expected=f"{digest[:12]}…, as extraction.json says",
                 next_step=_AGAIN,
             )
+    require_tensors(extraction, staged)
+
+
+def require_tensors(extraction: Extraction, staged: Path) -> None:
+    """The adapter holds just the modules of extraction.json: shapes, dtype, finite, not zero."""
     expected = {key: shape for module in extraction.modules for key, shape in _tensors_of(module).items()}
     with safe_open(staged / ADAPTER, framework="pt") as file:
         problems = [f"{key} is missing" for key in sorted(expected.keys() - set(file.keys()))]
@@ -153,7 +158,8 @@ def require_numbers(
 # --- function -----------------------------------------------------------------------------------------------
 
 
-def _function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+    """What keeps this machine from comparing logits, if anything does."""
     needed = 4 * sum(math.prod(header.shape) for header in headers.values())
     free = int(psutil.virtual_memory().available * _MEMORY_SHARE)
     if needed <= free:
