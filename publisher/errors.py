@@ -5,7 +5,9 @@
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
     │   ├── MissingFileError        the repository has no such file
-    │   └── MissingRepositoryError  no such repository, or none this token may see
+    │   ├── MissingRepositoryError  no such repository, or none this token may see
+    │   ├── StaleParentError        the branch has moved since it was looked at
+    │   └── UnclearAnswerError      no answer, or one that does not say whether a write took effect
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
@@ -61,6 +63,14 @@ class MissingFileError(HubError):
 
 class MissingRepositoryError(HubError):
     """There is no such repository, or none that this token may see."""
+
+
+class StaleParentError(HubError):
+    """The branch has moved since it was looked at; nothing was written."""
+
+
+class UnclearAnswerError(HubError):
+    """No answer, or one that does not say whether a write took effect."""
 
 
 class ExtractionError(PublisherError):

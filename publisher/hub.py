@@ -1,28 +1,73 @@
 """The Hugging Face Hub: the only module that imports huggingface_hub's client.
 
 Each function asks one thing and answers with plain values, or raises one `HubError` that says what to do. The
-endpoint and the token are huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN, `hf auth login`); neither a
-token nor a header ever enters a message.
+endpoint and the token are huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN, `hf auth login`, trusted
+publishing), unless a `Destination` names others; neither a token nor a header ever enters a message.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    OIDCError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
 
-from publisher.errors import HubError, MissingFileError, MissingRepositoryError
+from publisher.errors import (
+    HubError,
+    MissingFileError,
+    MissingRepositoryError,
+    StaleParentError,
+    UnclearAnswerError,
+)
+
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE, _TOO_MANY, _SERVER_ERROR = 401, 403, 409, 412, 429, 500
+_OIDC = "HF_OIDC_RESOURCE"
+_TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Which Hub: huggingface_hub's own configuration, or a named endpoint with its token.
+
+    Attributes:
+        endpoint: absent for HF_ENDPOINT, or the Hub's own address.
+        token: absent for huggingface_hub's own; never shown.
+        rehearsal: whether this is the embedded local Hub, where local checkpoints may be published.
+    """
+
+    endpoint: str | None = None
+    token: str | None = field(default=None, repr=False)
+    rehearsal: bool = False
+
+    @property
+    def address(self) -> str:
+        """The endpoint's URL."""
+        return self.endpoint or constants.ENDPOINT
+
+    @property
+    def label(self) -> str:
+        """How reports name it."""
+        return f"local Hub at {self.address}" if self.rehearsal else self.address
+
+    @property
+    def api(self) -> HfApi:
+        """The client."""
+        return HfApi(endpoint=self.endpoint, token=self.token)
+
+
+THE_HUB = Destination()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +80,34 @@ class RemoteFile:
     sha256: str | None
 
 
-def resolve_revision(repo: str, revision: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose token it is: the names under which it may create repositories, and whether it is for reading only."""
+
+    owners: tuple[str, ...]
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """A commit that landed; `pull_request` is its ref (`refs/pr/1`) where it is not on the branch itself."""
+
+    id: str
+    url: str
+    pull_request: str | None = None
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def resolve_revision(repo: str, revision: str, *, at: Destination = THE_HUB) -> str:
     """The full commit id of a branch, tag or abbreviated commit.
 
     Raises:
         HubError: no such repository or revision, no access, or no connection.
     """
-    with _explained(repo, revision):
-        sha = HfApi().model_info(repo, revision=revision).sha
+    with _explained(repo, revision, at=at):
+        sha = at.api.model_info(repo, revision=revision).sha
     if sha is None:
         raise HubError(f"{repo} has no commit yet", next_step="name a repository that holds a checkpoint")
     return sha
@@ -56,10 +121,10 @@ def license_of(repo: str, revision: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def list_files(repo: str, revision: str) -> tuple[RemoteFile, ...]:
+def list_files(repo: str, revision: str, *, at: Destination = THE_HUB) -> tuple[RemoteFile, ...]:
     """Every file of the repository at this revision, sorted by path."""
-    with _explained(repo, revision):
-        entries = list(HfApi().list_repo_tree(repo, recursive=True, revision=revision))
+    with _explained(repo, revision, at=at):
+        entries = list(at.api.list_repo_tree(repo, recursive=True, revision=revision))
     files = (entry for entry in entries if isinstance(entry, RepoFile))
     return tuple(
         sorted(
@@ -69,21 +134,23 @@ def list_files(repo: str, revision: str) -> tuple[RemoteFile, ...]:
     )
 
 
-def download(repo: str, revision: str, *, filename: str) -> Path:
+def download(repo: str, revision: str, *, filename: str, at: Destination = THE_HUB) -> Path:
     """One file at a full commit id, in huggingface_hub's cache.
 
     Raises:
         MissingFileError: the repository has no such file.
         HubError: it could not be had.
     """
-    with _explained(repo, revision):
-        return Path(HfApi().hf_hub_download(repo, filename, revision=revision))
+    with _explained(repo, revision, at=at):
+        return Path(at.api.hf_hub_download(repo, filename, revision=revision))
 
 
-def download_all(repo: str, revision: str, *, filenames: Sequence[str]) -> Path:
+def download_all(
+    repo: str, revision: str, *, filenames: Sequence[str], cache: Path | None = None, at: Destination = THE_HUB
+) -> Path:
     """Several files at a full commit id, in parallel; the folder that holds them in huggingface_hub's cache."""
-    with _explained(repo, revision):
-        return Path(HfApi().snapshot_download(repo, revision=revision, allow_patterns=list(filenames)))
+    with _explained(repo, revision, at=at):
+        return Path(at.api.snapshot_download(repo, revision=revision, allow_patterns=list(filenames), cache_dir=cache))
 
 
 def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -93,41 +160,166 @@ def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str
     return {name: (info.dtype, tuple(info.shape)) for name, info in metadata.tensors.items()}
 
 
+def is_public(repo: str, revision: str) -> bool:
+    """Whether anyone can see the repository at this revision, without a token."""
+    try:
+        with _explained(repo, revision):
+            HfApi().model_info(repo, revision=revision, token=False)
+    except MissingRepositoryError:
+        return False
+    return True
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def account(at: Destination = THE_HUB) -> Account | None:
+    """Whose token is used; None with trusted publishing, whose token belongs to a repository and not to a person.
+
+    Raises:
+        HubError: no token, or one that the Hub does not accept.
+    """
+    with _explained("this account", "", at=at):
+        if at.token is None and os.environ.get(_OIDC):
+            get_token()
+            return None
+        if at.token is None and get_token() is None:
+            raise HubError("there is no Hub token on this machine", next_step="hf auth login, or set HF_TOKEN")
+        answer = at.api.whoami()
+    role = answer.get("auth", {}).get("accessToken", {}).get("role")
+    owners = (answer["name"], *(organisation["name"] for organisation in answer.get("orgs", ())))
+    return Account(owners, read_only=role == "read")
+
+
+def trusted_repository() -> str | None:
+    """The repository that trusted publishing is set up for in this environment, if it is."""
+    return os.environ.get(_OIDC)
+
+
+def create_repository(repo: str, *, at: Destination = THE_HUB) -> None:
+    """Create a public model repository; one that is there already is fine."""
+    with _explained(repo, "", at=at):
+        at.api.create_repo(repo, exist_ok=True)
+
+
+def commit(
+    repo: str,
+    *,
+    add: Mapping[str, Path],
+    delete: Sequence[str],
+    message: str,
+    parent: str,
+    pull_request: bool,
+    at: Destination = THE_HUB,
+) -> NewCommit:
+    """Everything in one commit on top of `parent`, or as a pull request.
+
+    Raises:
+        StaleParentError: the branch is no longer at `parent`; nothing was written.
+        UnclearAnswerError: it may have landed or not.
+        HubError: it was refused; nothing was written.
+    """
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in add.items()
+    ]
+    operations += [CommitOperationDelete(path_in_repo=path) for path in delete]
+    with _explained(repo, parent, at=at):
+        made = at.api.create_commit(
+            repo, operations, commit_message=message, parent_commit=parent, create_pr=pull_request
+        )
+    return NewCommit(made.oid, made.pr_url or made.commit_url, made.pr_revision)
+
+
+def tags(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
+    """Each tag and the commit it points to."""
+    with _explained(repo, "", at=at):
+        return {ref.name: ref.target_commit for ref in at.api.list_repo_refs(repo).tags}
+
+
+def pull_requests(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
+    """Each pull request's ref (`refs/pr/1`) and the commit it is at."""
+    with _explained(repo, "", at=at):
+        refs = at.api.list_repo_refs(repo, include_pull_requests=True)
+    return {ref.ref: ref.target_commit for ref in refs.pull_requests or ()}
+
+
+def create_tag(repo: str, tag: str, *, revision: str, at: Destination = THE_HUB) -> None:
+    """Tag a commit.
+
+    Raises:
+        UnclearAnswerError: the tag may be there or not, perhaps made by somebody else at this moment.
+    """
+    with _explained(repo, revision, at=at):
+        at.api.create_tag(repo, tag=tag, revision=revision)
+
+
+# --- explaining ---------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def _explained(repo: str, revision: str) -> Iterator[None]:
+def _explained(repo: str, revision: str, *, at: Destination = THE_HUB) -> Iterator[None]:
     """Turn the client's exceptions into one sentence with what to do."""
     try:
         yield
-    except GatedRepoError:
-        raise HubError(
-            f"{repo} is gated", next_step=f"ask for access at {constants.ENDPOINT}/{repo}, then: hf auth login"
-        ) from None
-    except RepositoryNotFoundError:
-        raise MissingRepositoryError(
-            f"there is no repository {repo} at {constants.ENDPOINT}, or this token may not see it",
-            next_step="correct the manifest, or: hf auth login",
-        ) from None
-    except RevisionNotFoundError:
-        raise HubError(
-            f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
-        ) from None
-    except LocalEntryNotFoundError as error:
-        raise _unreachable(error) from error
-    except EntryNotFoundError as error:
-        raise MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}") from None
-    except HfHubHTTPError as error:
-        raise HubError(f"the Hub refused a request about {repo}: {_first_line(error)}") from error
-    except (OfflineModeIsEnabled, OSError) as error:
-        raise _unreachable(error) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] in {"httpx", "httpcore", "httpx2", "httpcore2"}:
-            raise _unreachable(error) from error
+    except HubError:
         raise
+    except Exception as error:
+        explanation = _absence(error, repo, revision=revision, at=at) or _failure(error, repo, at=at)
+        if explanation is None:
+            raise
+        raise explanation from error
 
 
-def _unreachable(error: BaseException) -> HubError:
-    return HubError(
-        f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__})",
+def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> HubError | None:
+    """What is not there, or not for this token."""
+    if isinstance(error, GatedRepoError):
+        return HubError(f"{repo} is gated", next_step=f"ask for access at {at.address}/{repo}, then: hf auth login")
+    if isinstance(error, RepositoryNotFoundError):
+        return MissingRepositoryError(
+            f"there is no repository {repo} at {at.address}, or this token may not see it",
+            next_step="correct the manifest, or: hf auth login",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return HubError(f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST")
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}")
+    return None
+
+
+def _failure(error: Exception, repo: str, *, at: Destination) -> HubError | None:
+    """What went wrong on the way, or was refused."""
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error, repo, at=at)
+    if isinstance(error, OIDCError):
+        return HubError(
+            f"trusted publishing was refused: {_first_line(error)}",
+            next_step="compare the trusted publisher's claims on the Hub with this workflow (docs/releasing.md)",
+        )
+    on_the_way = type(error).__module__.partition(".")[0] in _TRANSPORT
+    if on_the_way or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError | TimeoutError):
+        return _unreachable(error, at)
+    return None
+
+
+def _refusal(error: HfHubHTTPError, repo: str, *, at: Destination) -> HubError:
+    status = error.response.status_code
+    if status == _UNAUTHORIZED:
+        return HubError(f"{at.label} does not accept this token, or it has expired", next_step="hf auth login")
+    if status == _FORBIDDEN:
+        return HubError(
+            f"this token may not write to {repo}",
+            next_step=f"use a token with write access to {repo.partition('/')[0]}",
+        )
+    if status == _STALE:
+        return StaleParentError(f"{repo} has moved on", next_step="run the same command again")
+    if status in {_CONFLICT, _TOO_MANY} or status >= _SERVER_ERROR:
+        return UnclearAnswerError(f"{at.label} answered {status}", next_step="run the same command again")
+    return HubError(f"{at.label} refused a request about {repo}: {_first_line(error)}")
+
+
+def _unreachable(error: BaseException, at: Destination) -> UnclearAnswerError:
+    return UnclearAnswerError(
+        f"the Hub at {at.address} cannot be reached ({type(error).__name__})",
         next_step="check the connection and HF_ENDPOINT, or give local checkpoint folders as path: in the manifest",
     )
 

@@ -1,13 +1,15 @@
 """The manifest: what is published, from which pinned checkpoints, and how.
 
 One YAML file becomes one frozen `Manifest`. Everything wrong with it is reported at once, each problem as
-`file: field.path: what is wrong; what to do`. It refuses unknown and duplicate keys, moving or abbreviated
-revisions, and paths that leave the repository. No network, no torch: reading a manifest must be instant.
+`file: field.path: what is wrong; what to do`; only rules across fields wait until the fields themselves are sound.
+It refuses unknown and duplicate keys, moving or abbreviated revisions, and paths that leave the repository. No
+network, no torch: reading a manifest must be instant.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import reprlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,6 +31,7 @@ from publisher import artefacts
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
+_ARTEFACTS = frozenset(name.casefold() for name in artefacts.ALL)
 TASK_TYPES = (
     "CAUSAL_LM",
     "FEATURE_EXTRACTION",
@@ -39,26 +42,52 @@ TASK_TYPES = (
 )
 
 
+_PIN = "publish pin MANIFEST"
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = 100
+
+_REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+_COMMIT_ID = r"[0-9a-f]{40}"
+_LICENSE = r"[a-z0-9][a-z0-9.+-]*"
+_LAYERS = r"\d+(-\d+)?(, ?\d+(-\d+)?)*"
+
+
+def is_repo_id(text: str) -> bool:
+    """True for owner/name as the Hub allows them."""
+    return re.fullmatch(_REPO_ID, text) is not None and ".." not in text and "--" not in text
+
+
 def _repo_id(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) or ".." in text or "--" in text:
-        raise ValueError(f"'{text}' is not a repository id; write it as owner/name")
+    if not is_repo_id(text):
+        raise ValueError(f"{_shown(text)} is not a repository id; write it as owner/name")
     return text
 
 
+def is_commit_id(text: str) -> bool:
+    """True for a full commit id: 40 hexadecimal digits in small letters."""
+    return re.fullmatch(_COMMIT_ID, text) is not None
+
+
 def _commit_id(text: str) -> str:
-    if re.fullmatch(r"[0-9a-f]{40}", text):
+    if is_commit_id(text):
         return text
+    if re.fullmatch(_COMMIT_ID, text.lower()):
+        raise ValueError(f"{_shown(text)} has capital letters; write the commit id in small ones")
+    if re.fullmatch(r"[0-9a-fA-F]{41,}", text):
+        raise ValueError(f"{_shown(text)} has {len(text)} digits where a commit id has 40; copy it again")
     if re.fullmatch(r"[0-9a-f]{7,39}", text):
-        what = f"'{text}' is an abbreviated commit id, which the Hub does not resolve"
+        what = f"{_shown(text)} is an abbreviated commit id, which may come to mean another commit"
     else:
-        what = f"'{text}' is a moving name"
-    raise ValueError(f"{what}; pin the full commit id: publish pin MANIFEST")
+        what = f"{_shown(text)} is the name of a branch or tag, which may move"
+    raise ValueError(f"{what}; pin the full commit id: {_PIN}")
 
 
 def _local_path(text: str) -> str:
-    if not text or text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:", text):
+    if not text.strip():
+        raise ValueError("is empty; write the checkpoint's folder, relative to the one you run publish in")
+    if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:", text):
         raise ValueError(
-            f"'{text}' is an absolute path, which would put this machine's folders into the card; "
+            f"{_shown(text)} is an absolute path, which others do not have; "
             "write it relative to the folder you run publish in (a symbolic link will do)"
         )
     return text
@@ -69,13 +98,14 @@ def _variant_path(text: str) -> str:
         return text
     parts = text.removesuffix("/").split("/")
     if text.startswith("/"):
-        raise ValueError(f"'{text}' is absolute; write '/' for the root or a subfolder such as 'flash/'")
+        raise ValueError(f"{_shown(text)} is absolute; write / for the root or a subfolder such as flash/")
     if any(part in {"", ".", ".."} for part in parts):
-        raise ValueError(f"'{text}' leaves the repository or is not plain; write a subfolder such as 'flash/'")
-    if not all(re.fullmatch(r"[\w][\w.-]*", part) for part in parts):
-        raise ValueError(f"'{text}' holds characters a folder name may not; use letters, digits, '.', '_', '-'")
-    if parts[0] in artefacts.ALL:
-        raise ValueError(f"'{text}' is the name of a file this tool writes; choose another")
+        raise ValueError(f"{_shown(text)} leaves the repository or is not plain; write a subfolder such as flash/")
+    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", part) for part in parts):
+        raise ValueError(f"{_shown(text)} is not a plain folder name; use letters, digits, '.', '_' and '-'")
+    taken = [part for part in parts if part.casefold() in _ARTEFACTS]
+    if taken:
+        raise ValueError(f"{taken[0]!r} is the name of a file this tool writes; choose another folder")
     return "/".join(parts) + "/"
 
 
@@ -83,32 +113,42 @@ def _rank(value: Any) -> Any:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value == "auto" or (whole and value > 0):
         return value
-    raise ValueError(f"{value!r} is not a rank; write a whole number above zero, or auto")
+    raise ValueError(f"{_shown(value)} is not a rank; write a whole number above zero, or auto")
 
 
 def _layers(value: Any) -> Any:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text) if isinstance(text, str) else None
-    if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise ValueError(f"{value!r} is not a range of layers; write it as 40-63")
-    return text
+    if not isinstance(text, str) or not re.fullmatch(_LAYERS, text, re.ASCII):
+        raise ValueError(f"{_shown(value)} is not a range of layers; write such as 40-63 or 0-3, 7")
+    runs = [[int(number) for number in run.split("-")] for run in text.split(",")]
+    numbers = [number for run in runs for number in run]
+    if numbers != sorted(set(numbers)):
+        raise ValueError(f"{_shown(value)} does not run upwards; write such as 40-63 or 0-3, 7")
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _identifier(text: str) -> str:
     if not text.isidentifier():
-        raise ValueError(f"'{text}' is not a class name; write it as in config.json's architectures")
+        raise ValueError(f"{_shown(text)} is not a class name; write it as in config.json's architectures")
     return text
 
 
 def _task_type(value: Any) -> Any:
+    if value is None:
+        raise ValueError(f"is empty, and loaders go by it; use one of {', '.join(TASK_TYPES)}")
     if value not in TASK_TYPES:
-        raise ValueError(f"{value!r} is not a PEFT task type; use one of {', '.join(TASK_TYPES)}")
+        raise ValueError(f"{_shown(value)} is not a task type of PEFT; use one of {', '.join(TASK_TYPES)}")
     return value
 
 
+def is_license(text: str) -> bool:
+    """True for what looks like one of the Hub's licence identifiers."""
+    return re.fullmatch(_LICENSE, text) is not None
+
+
 def _license(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", text):
-        raise ValueError(f"'{text}' is not a licence identifier of the Hub; write it as apache-2.0")
+    if not is_license(text):
+        raise ValueError(f"{_shown(text)} is not a licence identifier of the Hub; write it as apache-2.0")
     return text
 
 
@@ -118,32 +158,47 @@ def _text(text: str) -> str:
     return text
 
 
-RepoId = Annotated[str, AfterValidator(_repo_id)]
-CommitId = Annotated[str, AfterValidator(_commit_id)]
+def _shown(value: Any) -> str:
+    """A value as messages quote it: on one line, and short."""
+    return "nothing" if value is None else _SHORT.repr(value)
+
+
+def _pattern(text: str) -> Any:
+    """For the JSON schema alone: the functions above give the better message."""
+    return Field(json_schema_extra={"pattern": f"^{text}$"})
+
+
+RepoId = Annotated[str, AfterValidator(_repo_id), _pattern(_REPO_ID)]
+CommitId = Annotated[str, AfterValidator(_commit_id), _pattern(_COMMIT_ID)]
 Text = Annotated[str, AfterValidator(_text)]
 
 
 class _Model(BaseModel):
     """Frozen and strict; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Reference(_Model):
     """A checkpoint: a Hub repository at a full commit id, or a local folder."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["repo", "revision"]}, {"required": ["path"]}]})
+
     repo: RepoId | None = None
+    """Repository on the Hub, as owner/name."""
     revision: CommitId | None = None
+    """Full commit id of 40 digits; `publish pin` writes it."""
     path: Annotated[str, AfterValidator(_local_path)] | None = None
+    """Local checkpoint folder, relative to the folder publish runs in; instead of repo and revision."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if self.path is not None and (self.repo or self.revision):
-            raise ValueError("has both path and repo; give repo and revision, or path alone")
+            raise ValueError("has both path and repo or revision; give repo and revision, or path alone")
         if self.path is None and self.repo is None:
             raise ValueError("names no checkpoint; give repo and revision, or path")
         if self.repo is not None and self.revision is None:
-            raise ValueError("has a repo without a revision; pin it: publish pin MANIFEST")
+            raise ValueError(f"has a repo without a revision; pin it: {_PIN}")
         return self
 
     @property
@@ -156,30 +211,45 @@ class AdapterSettings(_Model):
     """How the adapter is made. Nothing here has a hidden default but `ignore`, which is empty."""
 
     method: Literal["svd"]
-    rank: Annotated[int | Literal["auto"], BeforeValidator(_rank)]
+    """How the update is factored: svd, the best fit of its rank."""
+    rank: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"], BeforeValidator(_rank)]
+    """Rank of the adapter, or auto: what stands above the merge's rounding."""
     dtype: Literal["bfloat16", "float32", "float16"]
+    """Type in which the factors are stored."""
     layout: Literal["pattern", "uniform"]
-    task_type: Annotated[str, BeforeValidator(_task_type)]
+    """pattern: narrower modules keep their own rank; uniform: all are padded with zeros to one rank."""
+    task_type: Annotated[str, BeforeValidator(_task_type), Field(json_schema_extra={"enum": list(TASK_TYPES)})]
+    """PEFT's task type, which decides the class that loaders build."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
 
 
 class Expectation(_Model):
     """What the checkpoint must show; the run fails where it says otherwise."""
 
     linears: Annotated[int, Field(gt=0)] | None = None
-    layers: Annotated[str, BeforeValidator(_layers)] | None = None
+    """How many linear modules the adapter has."""
+    layers: Annotated[str, BeforeValidator(_layers), _pattern(_LAYERS)] | None = None
+    """The layers that carry it, such as 40-63 or 0-3, 7."""
 
 
 class Variant(_Model):
     """One adapter: where it goes in the repository, what it comes from, how it is made."""
 
     path: Annotated[str, AfterValidator(_variant_path)]
+    """Place in the repository: / for the root, or a subfolder such as flash/."""
     label: Text
+    """What readers of the card call this variant."""
     source: Reference
+    """The merged fine-tune."""
     base: Reference
+    """The model it was made from."""
     model_class: Annotated[str, AfterValidator(_identifier)]
+    """Class of transformers that both are loaded with, as in config.json's architectures."""
     adapter: AdapterSettings
+    """How the adapter is made."""
     expect: Expectation = Expectation()
+    """What must be found; the run fails where it is not."""
 
     @model_validator(mode="after")
     def _task_fits_class(self) -> Self:
@@ -201,25 +271,39 @@ class CardSettings(_Model):
     """What the card says that no artefact can know."""
 
     template: Text
+    """Template of the card: one that comes with the tool, or a file beside the manifest."""
     title: Text
+    """The card's heading."""
     summary: Text
+    """One sentence under the heading."""
     usage: Text = "usage_peft.md.j2"
+    """Template of the part that shows how the adapter is loaded."""
 
 
 class Manifest(_Model):
     """The whole manifest, version 1."""
 
     version: Literal[1]
+    """Version of the manifest's format: 1."""
     repo: RepoId
-    license: Annotated[str, AfterValidator(_license)]
-    variants: Annotated[tuple[Variant, ...], Field(strict=False)]
+    """Repository that is published, as owner/name."""
+    license: Annotated[str, AfterValidator(_license), _pattern(_LICENSE)]
+    """Licence identifier of the Hub, such as apache-2.0."""
+    variants: Annotated[tuple[Variant, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
+    """The adapters, one or more."""
     card: CardSettings
+    """What the card says that no artefact can know."""
 
     @field_validator("variants")
     @classmethod
     def _one_variant_per_path(cls, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
         if not variants:
             raise ValueError("is empty; list at least one variant")
+        seen: dict[str, str] = {}
+        for path in (variant.path for variant in variants):
+            other = seen.setdefault(path.casefold(), path)
+            if other != path:
+                raise ValueError(f"paths {other} and {path} differ in case alone, which some disks cannot; rename one")
         paths = [variant.path for variant in variants]
         twice = sorted({path for path in paths if paths.count(path) > 1})
         if twice:
@@ -253,15 +337,36 @@ def load_manifest(path: Path) -> Manifest:
     """
     manifest, problems = read_manifest(path)
     if manifest is None:
-        raise ManifestError(f"{len(problems)} problem{'s'[: len(problems) != 1]} in the manifest:\n" + _lines(problems))
+        raise manifest_error(problems)
     return manifest
 
 
 def read_manifest(path: Path) -> tuple[Manifest | None, tuple[Problem, ...]]:
     """The manifest, or every problem that keeps it from being one; never both."""
-    data, problems = _read_yaml(path)
+    text, problems = read_text(path)
+    return (None, problems) if text is None else parse_manifest(path, text)
+
+
+def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
+    """The file's text with its line ends as they are, or the problem that keeps it from being read."""
+    try:
+        return path.read_bytes().decode(), ()
+    except FileNotFoundError:
+        return None, (Problem(path, "", "no such file; write one with: publish new --source A --base B"),)
+    except UnicodeDecodeError:
+        return None, (Problem(path, "", "is not text in UTF-8; give a YAML file"),)
+    except OSError as error:
+        return None, (Problem(path, "", f"cannot be read ({error.strerror}); give a YAML file"),)
+
+
+def parse_manifest(path: Path, text: str) -> tuple[Manifest | None, tuple[Problem, ...]]:
+    """As `read_manifest`, from the text that the file holds or is about to hold."""
+    data, problems = _parse_yaml(path, text)
     if data is None:
         return None, problems
+    foreign = _version_problems(path, data)
+    if foreign:
+        return None, foreign
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
@@ -271,8 +376,19 @@ def read_manifest(path: Path) -> tuple[Manifest | None, tuple[Problem, ...]]:
     return (None, problems) if problems else (manifest, ())
 
 
-def _lines(problems: Iterable[Problem]) -> str:
-    return "\n".join(f"  {problem}" for problem in problems)
+def manifest_error(problems: Sequence[Problem]) -> ManifestError:
+    """The error that names all these problems, a line each."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ManifestError(f"{count} in the manifest:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _version_problems(path: Path, data: dict[Hashable, Any]) -> tuple[Problem, ...]:
+    """Another version has other fields: nothing else that could be said of the file would be true."""
+    version = data.get("version", 1)
+    if isinstance(version, int) and not isinstance(version, bool) and version != 1:
+        advice = "install a newer publisher" if version > 1 else "write version: 1"
+        return (Problem(path, "version", f"is {version}, and this publisher reads version 1; {advice}"),)
+    return ()
 
 
 def find_template(manifest_file: Path, name: str) -> Path | None:
@@ -304,41 +420,54 @@ def _unknown_template(field: str, name: str) -> str:
 # --- YAML ---------------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that remembers duplicate keys, which PyYAML would silently overwrite."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.duplicates: list[tuple[str, int]] = []
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT002 - PyYAML's signature
-        keys = [key.value for key, _ in node.value]
-        for index, (key, _) in enumerate(node.value):
-            if key.value in keys[:index]:
-                self.duplicates.append((str(key.value), key.start_mark.line + 1))
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> tuple[dict[Hashable, Any] | None, tuple[Problem, ...]]:
+def _parse_yaml(path: Path, text: str) -> tuple[dict[Hashable, Any] | None, tuple[Problem, ...]]:
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
-        data = loader.get_single_data()
-    except FileNotFoundError:
-        return None, (Problem(path, "", "no such file; write one with: publish new --source A --base B"),)
-    except (OSError, UnicodeDecodeError) as error:
-        return None, (Problem(path, "", f"cannot be read as text ({error}); give a YAML file"),)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        problems = tuple(_duplicates(path, node)) if node else ()
+        data = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         return None, (Problem(path, "", f"is not YAML: {_yaml_complaint(error)}; correct that line"),)
+    except RecursionError:
+        return None, (Problem(path, "", "is nested without end; write it out, without aliases into itself"),)
+    except (ValueError, LookupError, AttributeError) as error:
+        # PyYAML's own slips, on values such as 2026-13-45 and `!!bool maybe`.
+        return None, (Problem(path, "", f"holds a value that YAML cannot read ({error}); put it in quotes"),)
+    if data is None:
+        return None, (Problem(path, "", "is empty; write one with: publish new --source A --base B"),)
     if not isinstance(data, dict):
-        return None, (Problem(path, "", "is not a mapping of fields; see docs/manifest.md"),)
-    what = "key '{}' stands twice, on line {} again; keep one"
-    return data, tuple(Problem(path, key, what.format(key, line)) for key, line in loader.duplicates)
+        return None, (Problem(path, "", f"is {_kind(data)}, not a mapping of fields; see docs/manifest.md"),)
+    return data, problems
+
+
+def _duplicates(path: Path, root: yaml.Node) -> Iterator[Problem]:
+    """Keys that stand twice in one mapping, of which PyYAML would silently keep the last."""
+    todo: list[tuple[tuple[int | str, ...], yaml.Node]] = [((), root)]
+    done: set[int] = set()
+    for place, node in todo:
+        if id(node) in done:  # an alias, or a loop of them
+            continue
+        done.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            todo += [((*place, index), item) for index, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode):
+            todo += [((*place, str(key.value)), value) for key, value in node.value]
+            yield from _twice(path, place, keys=[key for key, _ in node.value])
+
+
+def _twice(path: Path, place: tuple[int | str, ...], *, keys: list[yaml.Node]) -> Iterator[Problem]:
+    names = [key.value if isinstance(key, yaml.ScalarNode) else key for key in keys]
+    for index, key in enumerate(keys):
+        if names[index] in names[:index]:
+            what = f"stands twice, on line {key.start_mark.line + 1} again; keep one"
+            yield Problem(path, _dotted((*place, str(key.value))), what)
 
 
 def _yaml_complaint(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+        what = (error.problem or "cannot be read").removeprefix("but ")
+        return f"{what} (line {mark.line + 1}, column {mark.column + 1})"
     return " ".join(str(error).split())
 
 
@@ -346,8 +475,8 @@ def _yaml_complaint(error: yaml.YAMLError) -> str:
 
 
 def _problem(path: Path, details: ErrorDetails) -> Problem:
-    explain = _EXPLANATIONS.get(details["type"], _type_complaint)
-    return Problem(path, _dotted(details["loc"]), explain(details))
+    what = _EXPLANATIONS.get(details["type"], _otherwise)(details)
+    return Problem(path, _dotted(details["loc"]), what.replace(_PIN, f"publish pin {path}"))
 
 
 def _dotted(loc: Sequence[int | str]) -> str:
@@ -357,31 +486,72 @@ def _dotted(loc: Sequence[int | str]) -> str:
     return text
 
 
-def _type_complaint(details: ErrorDetails) -> str:
+def _otherwise(details: ErrorDetails) -> str:
+    return f"is {_kind(details['input'])}: {details['msg'][:1].lower()}{details['msg'][1:]}; see docs/manifest.md"
+
+
+def _wrong_kind(expected: str) -> Callable[[ErrorDetails], str]:
+    return lambda details: f"is {_kind(details['input'])} where {expected} belongs; see docs/manifest.md"
+
+
+def _not_text(details: ErrorDetails) -> str:
     given = details["input"]
-    kind = "nothing" if given is None else f"{given!r} ({type(given).__name__})"
-    hint = "; put it in quotes" if details["type"] == "string_type" and isinstance(given, int | float) else ""
-    return f"found {kind}: {details['msg'][:1].lower()}{details['msg'][1:]}{hint or '; see docs/manifest.md'}"
+    if given is None:
+        return "is empty; write a value after the colon"
+    if isinstance(given, list | dict):
+        return f"is {_kind(given)} where text belongs; see docs/manifest.md"
+    return f"is read by YAML as {_kind(given)}; put it in quotes"
+
+
+def _kind(given: Any) -> str:
+    """What a YAML value is, in words, and the value itself where it is short."""
+    if given is None:
+        return "empty"
+    if isinstance(given, list | dict):
+        return "a list" if isinstance(given, list) else "a mapping"
+    if isinstance(given, bool):
+        return str(given).lower()
+    name = {int: "the number", float: "the number", str: "the text"}.get(type(given), f"a {type(given).__name__}")
+    return f"{name} {_shown(given)}"
 
 
 def _unknown_key(details: ErrorDetails) -> str:
-    key = str(details["loc"][-1])
-    close = difflib.get_close_matches(key, _all_fields(), n=1)
-    return f"is not a known field; {f'did you mean {close[0]}?' if close else 'remove it, or see docs/manifest.md'}"
-
-
-def _all_fields() -> set[str]:
-    models = (Manifest, Variant, Reference, AdapterSettings, Expectation, CardSettings)
-    return {name for model in models for name in model.model_fields}
+    *place, key = map(str, details["loc"])
+    holder = next((name for name in reversed(place) if not name.isdigit()), "")
+    here = list(_MODELS[holder].model_fields)
+    close = difflib.get_close_matches(key, here, n=1)
+    elsewhere = [name for name, model in _MODELS.items() if name and key in model.model_fields]
+    if close:
+        return f"is not a known field; did you mean {close[0]}?"
+    if elsewhere:
+        return f"is not a field here; it belongs under {' or '.join(elsewhere)}"
+    return f"is not a known field; remove it (the fields here are {', '.join(here)})"
 
 
 def _wrong_choice(details: ErrorDetails) -> str:
-    return f"{details['input']!r} is not possible here; use {details.get('ctx', {}).get('expected', '')}"
+    allowed = details.get("ctx", {}).get("expected", "")
+    return f"{_shown(details['input'])} is not possible here; use {allowed.replace(chr(39), '')}"
 
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "": Manifest,
+    "variants": Variant,
+    "source": Reference,
+    "base": Reference,
+    "adapter": AdapterSettings,
+    "expect": Expectation,
+    "card": CardSettings,
+}
 
 _EXPLANATIONS: dict[str, Callable[[ErrorDetails], str]] = {
-    "missing": lambda details: f"is missing; add {details['loc'][-1]}",
+    "missing": lambda details: f"is missing; add {details['loc'][-1]}: (docs/manifest.md shows each field)",
     "extra_forbidden": _unknown_key,
+    "invalid_key": _unknown_key,
     "literal_error": _wrong_choice,
+    "string_type": _not_text,
+    "int_type": _wrong_kind("a whole number"),
+    "greater_than": lambda details: f"is {_shown(details['input'])}; write a whole number above zero",
+    "model_type": _wrong_kind("a mapping of fields"),
+    "tuple_type": _wrong_kind("a list"),
     "value_error": lambda details: str(details["msg"]).removeprefix("Value error, "),
 }

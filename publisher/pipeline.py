@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
-_VALIDATION_CODE = ("lora.py", "records.py", "tensors.py", "stages/validate.py")
+_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "stages/validate.py")
 
 
 @dataclass(frozen=True, slots=True)

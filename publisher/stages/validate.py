@@ -8,27 +8,21 @@ where the model fits in memory: the logits of base + adapter lie close to the so
 PEFT itself only warns, or says nothing, where an adapter loads in part; here each of these is an error.
 """
 
-import contextlib
-import logging
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import peft
 import psutil
 import torch
-import transformers
-from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from publisher import lora
 from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER, CONFIG
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
+from publisher.loading import Adapter, class_named, configuration, load_adapter, loading_problems, quiet
 from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
@@ -56,7 +50,7 @@ def validate(
     Raises:
         ValidationError: the first of the three that fails, naming every module concerned.
     """
-    with _quiet():
+    with quiet():
         progress(f"validating {variant.label}: structure")
         require_files(extraction, staged)
         require_loadable(variant, extraction, base=base, staged=staged)
@@ -116,87 +110,9 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 
 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
-    """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1.
-
-    The model is built without weights, on the meta device; with low_cpu_mem_usage, a parameter that the file does
-    not reach shows by staying there.
-    """
-    with torch.device("meta"):
-        model = model_class(variant)._from_config(_config(base))  # noqa: SLF001 - transformers' own way to build from a config
-    _stand_in(model, extraction)
-    loaded, problems = _adapted(model, staged, low_cpu_mem_usage=True)
-    tensors = load_file(staged / ADAPTER)
-    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
-    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
-    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
-    for name in sorted(parameters.keys() & tensors):
-        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
-    problems += [
-        f"{name} has scaling {layer.scaling['default']} instead of 1"
-        for name, layer in loaded.named_modules()
-        if isinstance(layer, LoraLayer) and layer.scaling["default"] != 1.0
-    ]
+    """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
+    problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
     _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
-
-
-def _stand_in(model: Any, extraction: Extraction) -> None:
-    """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it."""
-    modules = dict(model.named_modules())
-    lost = [module.name for module in extraction.modules if not isinstance(modules.get(module.name), torch.nn.Linear)]
-    _require_none(lost, f"{type(model).__name__} has no linear modules of these names")
-    for module in extraction.modules:
-        weight = torch.zeros(1).expand(module.shape)
-        modules[module.name].weight = torch.nn.Parameter(weight, requires_grad=False)
-
-
-def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
-    if parameter.is_meta:
-        yield f"{name} was left on the meta device"
-    elif not torch.equal(parameter.float(), tensor.float()):
-        yield f"{name} does not hold the file's values once loaded"
-
-
-def model_class(variant: Variant) -> Any:
-    """The manifest's class in transformers.
-
-    Raises:
-        ValidationError: the installed transformers has no such class.
-    """
-    found = getattr(transformers, variant.model_class, None)
-    if found is None:
-        raise ValidationError(
-            f"transformers {transformers.__version__} has no class {variant.model_class}",
-            expected=f"the model_class of variant {variant.path}",
-            next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
-        )
-    return found
-
-
-def _adapted(model: Any, staged: Path, *, low_cpu_mem_usage: bool = False) -> tuple[Any, list[str]]:
-    """The model with the adapter loaded as a user loads it, and what PEFT complains about."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            loaded = peft.PeftModel.from_pretrained(model, staged, low_cpu_mem_usage=low_cpu_mem_usage)
-        except (ValueError, RuntimeError, KeyError) as error:
-            raise ValidationError(
-                f"PEFT cannot load {staged} on {type(model).__name__}: {_one_line(error)}",
-                expected="an adapter for this model class",
-                next_step="correct model_class in the manifest to the class whose tensor names the checkpoint has",
-            ) from error
-    return loaded, [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())[:400]
-
-
-def _is_complaint(entry: warnings.WarningMessage) -> bool:
-    return issubclass(entry.category, UserWarning | RuntimeWarning)
-
-
-def _config(snapshot: Snapshot) -> Any:
-    return transformers.AutoConfig.from_pretrained(snapshot.folder, local_files_only=True)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -251,8 +167,8 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
     Raises:
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
-    ids = _token_ids(_config(base))
-    adapted, complaints = _adapted(_model(variant, base), staged)
+    ids = _token_ids(configuration(base.folder))
+    adapted, complaints = load_adapter(_model(variant, base), Adapter(staged))
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
@@ -289,7 +205,9 @@ def _token_ids(config: Any) -> torch.Tensor:
 
 
 def _model(variant: Variant, snapshot: Snapshot) -> Any:
-    loaded = model_class(variant).from_pretrained(snapshot.folder, dtype=torch.float32, local_files_only=True)
+    loaded = class_named(variant.model_class).from_pretrained(
+        snapshot.folder, dtype=torch.float32, local_files_only=True
+    )
     return loaded.eval()
 
 
@@ -297,21 +215,6 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=ids).logits.float()
     return logits
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
-    level = transformers.logging.get_verbosity()
-    bar = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity(logging.ERROR)
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(level)
-        if bar:
-            transformers.logging.enable_progress_bar()
 
 
 def _require_none(problems: list[str], what: str) -> None:

@@ -1,0 +1,156 @@
+"""Loading an adapter with PEFT, strictly: whatever PEFT passes over with a warning, or silently, is a problem.
+
+The model class is built from its configuration alone, on the meta device, so that an adapter for a model of any
+size is judged in its own size. Works on a local folder and on a Hub repository at a commit alike.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from huggingface_hub import hf_hub_download
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
+
+from publisher.adapter import KEY_PREFIX
+from publisher.artefacts import ADAPTER
+from publisher.errors import ValidationError
+from publisher.records import ModuleExtraction
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Where an adapter is: a local folder, or a repository with subfolder and commit."""
+
+    place: Path | str
+    subfolder: str = ""
+    revision: str | None = None
+
+    @property
+    def weights(self) -> Path:
+        """Its tensors' file."""
+        if isinstance(self.place, Path):
+            return self.place / self.subfolder / ADAPTER
+        return Path(hf_hub_download(self.place, ADAPTER, subfolder=self.subfolder or None, revision=self.revision))
+
+
+def loading_problems(
+    model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: Adapter
+) -> list[str]:
+    """What keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
+
+    With low_cpu_mem_usage, a parameter that the file does not reach shows by staying on the meta device.
+
+    Raises:
+        ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
+    """
+    with torch.device("meta"):
+        model = class_named(model_class)._from_config(configuration(config))  # noqa: SLF001 - transformers' own way to build from a config
+    lost = _stand_in(model, modules)
+    if lost:
+        return [f"{name} is no linear module of {model_class}" for name in lost]
+    loaded, problems = load_adapter(model, adapter, low_cpu_mem_usage=True)
+    tensors = load_file(adapter.weights)
+    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
+    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
+    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
+    for name in sorted(parameters.keys() & tensors):
+        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
+    return problems + list(_scaling_problems(loaded))
+
+
+def class_named(name: str) -> Any:
+    """The class of that name in transformers.
+
+    Raises:
+        ValidationError: the installed transformers has none.
+    """
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise ValidationError(
+            f"transformers {transformers.__version__} has no class {name}",
+            expected="a model_class that the installed transformers knows",
+            next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
+        )
+    return found
+
+
+def configuration(folder: Path) -> Any:
+    """The model's configuration, from config.json in this folder."""
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def load_adapter(model: Any, adapter: Adapter, *, low_cpu_mem_usage: bool = False) -> tuple[Any, list[str]]:
+    """The model with the adapter loaded as a user loads it, and what PEFT complains about."""
+    extra = {name: value for name, value in _hub_arguments(adapter).items() if value}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            loaded = peft.PeftModel.from_pretrained(model, adapter.place, low_cpu_mem_usage=low_cpu_mem_usage, **extra)
+        except (ValueError, RuntimeError, KeyError) as error:
+            raise ValidationError(
+                f"PEFT cannot load {adapter.place} on {type(model).__name__}: {_one_line(error)}",
+                expected="an adapter for this model class",
+                next_step="correct model_class in the manifest to the class whose tensor names the checkpoint has",
+            ) from error
+    return loaded, [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
+    level = transformers.logging.get_verbosity()
+    bar = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity(logging.ERROR)
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bar:
+            transformers.logging.enable_progress_bar()
+
+
+def _hub_arguments(adapter: Adapter) -> dict[str, str | None]:
+    return {"subfolder": adapter.subfolder, "revision": adapter.revision}
+
+
+def _stand_in(model: Any, modules: Sequence[ModuleExtraction]) -> list[str]:
+    """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it.
+
+    Returns the names that are no linear modules of this model.
+    """
+    there = dict(model.named_modules())
+    lost = [module.name for module in modules if not isinstance(there.get(module.name), torch.nn.Linear)]
+    for module in modules if not lost else ():
+        weight = torch.zeros(1).expand(module.shape)
+        there[module.name].weight = torch.nn.Parameter(weight, requires_grad=False)
+    return lost
+
+
+def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
+    if parameter.is_meta:
+        yield f"{name} was left on the meta device"
+    elif not torch.equal(parameter.float(), tensor.float()):
+        yield f"{name} does not hold the file's values once loaded"
+
+
+def _scaling_problems(loaded: Any) -> Iterator[str]:
+    for name, layer in loaded.named_modules():
+        if isinstance(layer, LoraLayer) and layer.scaling["default"] != 1.0:
+            yield f"{name.removeprefix(KEY_PREFIX)} has scaling {layer.scaling['default']} instead of 1"
+
+
+def _is_complaint(entry: warnings.WarningMessage) -> bool:
+    return issubclass(entry.category, UserWarning | RuntimeWarning)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:400]

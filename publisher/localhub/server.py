@@ -1,0 +1,199 @@
+"""Starting and stopping a local Hub: in a background thread for a `with` block, or until Ctrl-C.
+
+It listens on 127.0.0.1 alone, and is the same server under the name `localhost`, which serves as the other origin
+from which large files come.
+"""
+
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+import click
+import uvicorn
+from starlette.types import Scope
+
+from publisher.errors import PublisherError
+from publisher.localhub.app import Journal, application
+from publisher.localhub.auth import Role, Tokens
+from publisher.localhub.context import Context
+from publisher.localhub.faults import Faults
+from publisher.localhub.lfs import LfsStore
+from publisher.localhub.oidc import Issuer, TrustedPublishers
+from publisher.localhub.refusals import Refusal
+from publisher.localhub.repositories import Repositories, Repository
+from publisher.localhub.xet import XetStore
+
+_HOST = "127.0.0.1"
+
+
+class LocalHub:
+    """A local Hub that keeps its data below `root`, and runs while its `with` block does.
+
+    Args:
+        root: The folder of its data; what an earlier local Hub left there is served again.
+        tokens: The tokens that it accepts, each with its role; one write token of its own making if left out.
+        port: A port of 127.0.0.1, or 0 for a free one.
+        part_size: Bytes above which LFS uploads are asked for in parts; never, if left out.
+
+    Raises:
+        PublisherError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        tokens: Mapping[str, Role] | None = None,
+        *,
+        port: int = 0,
+        part_size: int | None = None,
+    ) -> None:
+        self._tokens = dict(tokens or {_new_token(): Role.WRITE})
+        self._socket = _listening(port)
+        self.endpoint = f"http://{_HOST}:{self._socket.getsockname()[1]}"
+        self._context = _context(root, self.endpoint, tokens=self._tokens, part_size=part_size)
+        self.faults = Faults(application(self._context), self._cut)
+        self._journal = Journal(self.faults)
+        config = uvicorn.Config(
+            self._journal,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            http="h11",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            headers=[("server", "local-hub")],
+            timeout_graceful_shutdown=5,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def token(self) -> str:
+        """A token that may write, or the first one if none may."""
+        return next((token for token, role in self._tokens.items() if role is Role.WRITE), next(iter(self._tokens)))
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """Method, path and status of every request so far."""
+        return tuple(self._journal.lines)
+
+    @property
+    def github(self) -> Issuer:
+        """The stand-in for GitHub Actions, which gives CI jobs their ID tokens."""
+        return self._context.issuer
+
+    @property
+    def trusted_publishers(self) -> TrustedPublishers:
+        """Which CI jobs each repository trusts."""
+        return self._context.publishers
+
+    def repository(self, repo_id: str, *, kind: str = "models") -> Repository:
+        """The bare repository behind `team/name`, to be inspected.
+
+        Raises:
+            PublisherError: there is none.
+        """
+        try:
+            return self._context.repositories.get(f"{kind}/{repo_id}")
+        except Refusal as refusal:
+            raise PublisherError(f"{refusal.message}: {kind}/{repo_id}") from None
+
+    def repositories(self) -> tuple[Repository, ...]:
+        """Every repository."""
+        return self._context.repositories.all()
+
+    def run(self) -> None:
+        """Serve until the process is told to stop."""
+        self._server.run(sockets=[self._socket])
+
+    def __enter__(self) -> Self:
+        self._thread = Thread(target=self.run, name="local Hub", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _cut(self, scope: Scope) -> None:
+        """Close the connection of a request without an answer."""
+        for connection in list(self._server.server_state.connections):
+            # only the protocol for HTTP/2 has no client, and h11 is the one chosen above
+            if getattr(connection, "client", None) == scope["client"]:
+                connection.transport.abort()
+
+
+def serve(root: Path, port: int = 0) -> None:
+    """Run a local Hub until Ctrl-C, and print the environment that points the Hub's client at it.
+
+    Its two tokens are kept in files below `root`; what is printed names the file, not the token.
+    """
+    tokens = {_kept(root / f"{role.value}.token", _new_token()): role for role in (Role.WRITE, Role.READ)}
+    hub = LocalHub(root, tokens, port=port)
+    click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
+    for line in environment_lines(hub.endpoint, root):
+        click.echo(line)
+    with suppress(KeyboardInterrupt):
+        hub.run()
+
+
+def environment_lines(endpoint: str, root: Path) -> tuple[str, ...]:
+    """Shell lines after which `hf`, `publish` and any other user of huggingface_hub talk to this local Hub."""
+    root = root.resolve()
+    return (
+        f"export HF_ENDPOINT={endpoint}",
+        f"export HF_TOKEN=\"$(cat '{root / 'write.token'}')\"  # or read.token",
+        f"export HF_HOME='{root / 'client'}'",
+        "export NO_PROXY=127.0.0.1,localhost",
+        "export HF_HUB_DISABLE_TELEMETRY=1",
+    )
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server((_HOST, port))
+    except OSError as error:
+        raise PublisherError(
+            f"the local Hub cannot listen on port {port} of {_HOST} ({error.strerror})",
+            next_step="name another port, or none for a free one",
+        ) from error
+
+
+def _context(root: Path, endpoint: str, *, tokens: Mapping[str, Role], part_size: int | None) -> Context:
+    key = secrets.token_hex(32)
+    accepted = Tokens(tokens, key)
+    lfs = LfsStore(root / "lfs", part_size=part_size)
+    return Context(
+        endpoint=endpoint,
+        storage_endpoint=endpoint.replace(_HOST, "localhost"),
+        # hf_xet remembers for each CAS address which chunks it holds. Ports are used again; this address is not.
+        cas_endpoint=f"{endpoint}/xet/{_kept(root / 'xet' / 'id', secrets.token_hex(8))}",
+        repositories=Repositories(root / "repositories"),
+        lfs=lfs,
+        xet=XetStore(root / "xet", lfs=lfs),
+        tokens=accepted,
+        issuer=Issuer(endpoint, key),
+        publishers=TrustedPublishers(endpoint, key, tokens=accepted),
+    )
+
+
+def _new_token() -> str:
+    return f"hf_local_{secrets.token_hex(16)}"
+
+
+def _kept(path: Path, fresh: str) -> str:
+    """The text of this file, which is made of `fresh`, for its owner's eyes only, if there is none."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(fresh, encoding="utf-8")
+    return path.read_text(encoding="utf-8")

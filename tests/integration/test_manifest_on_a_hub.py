@@ -1,0 +1,131 @@
+"""`new` and `pin` against a Hub: the real client, over HTTP, with the local Hub at the other end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi, constants
+from safetensors.torch import save_file
+
+from publisher.errors import FetchError, HubError
+from publisher.hub import resolve_revision
+from publisher.localhub import LocalHub
+from publisher.manifest import Manifest, load_manifest
+from publisher.new import new_manifest
+from publisher.pin import pin
+
+WEIGHTS = {"model.layers.0.q_proj.weight": (8, 4), "lm_head.weight": (6, 4)}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
+    """A Hub that holds o/tuned (two shards, a licence), o/base (one file, tag v1) and o/pickled (no safetensors)."""
+    folder = tmp_path_factory.mktemp("hub")
+    with LocalHub(folder / "data") as running, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", running.endpoint)
+        patch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+        patch.setenv("HF_TOKEN", running.token)
+        _upload("o/tuned", _sharded(folder / "tuned"))
+        _upload("o/base", _single(folder / "base"))
+        HfApi().create_tag("o/base", tag="v1")
+        (folder / "pickled").mkdir()
+        (folder / "pickled/pytorch_model.bin").write_bytes(b"")
+        _upload("o/pickled", folder / "pickled")
+        yield running
+
+
+def _upload(repo: str, folder: Path) -> None:
+    HfApi().create_repo(repo)
+    HfApi().upload_folder(repo_id=repo, folder_path=folder)
+
+
+def _single(folder: Path) -> Path:
+    folder.mkdir()
+    save_file(
+        {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in WEIGHTS.items()},
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    return folder
+
+
+def _sharded(folder: Path) -> Path:
+    _single(folder)
+    (folder / "model.safetensors").unlink()
+    for index, (name, shape) in enumerate(WEIGHTS.items()):
+        save_file({name: torch.ones(shape, dtype=torch.bfloat16)}, folder / f"model-{index}.safetensors")
+    weight_map = {name: f"model-{index}.safetensors" for index, name in enumerate(WEIGHTS)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tuned\n")
+    return folder
+
+
+def written(text: str, folder: Path) -> Manifest:
+    (folder / "m.yaml").write_text(text, encoding="utf-8")
+    return load_manifest(folder / "m.yaml")
+
+
+@pytest.mark.usefixtures("hub")
+def test_new_pins_what_it_reads_and_takes_the_stated_licence(tmp_path: Path) -> None:
+    manifest = written(new_manifest("o/tuned", "o/base@v1"), tmp_path)
+    variant = manifest.variants[0]
+    assert manifest.license == "mit"
+    assert (variant.model_class, variant.adapter.dtype) == ("LlamaForCausalLM", "bfloat16")
+    assert variant.source.revision == resolve_revision("o/tuned", "main")
+    assert variant.base.revision == resolve_revision("o/base", "v1")
+
+
+def test_new_downloads_no_weight(hub: LocalHub) -> None:
+    before = len(hub.requests)
+    new_manifest("o/tuned", "o/base")
+    weights = [line for line in hub.requests[before:] if line.startswith("GET /lfs/")]
+    assert len(weights) == 3
+    assert all(line.endswith(" 206") for line in weights)
+
+
+@pytest.mark.usefixtures("hub")
+def test_new_compares_a_local_source_with_a_base_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _single(tmp_path / "mine")
+    variant = written(new_manifest("mine", "o/base"), tmp_path).variants[0]
+    assert (variant.source.path, variant.base.repo) == ("mine", "o/base")
+
+
+@pytest.mark.usefixtures("hub")
+def test_new_says_what_a_repository_lacks() -> None:
+    with pytest.raises(HubError, match="no repository o/none"):
+        new_manifest("o/none", "o/base")
+    with pytest.raises(HubError, match="o/base has no revision v9"):
+        new_manifest("o/tuned", "o/base@v9")
+    with pytest.raises(FetchError, match=r"o/pickled@[0-9a-f]{8} holds only pytorch_model\.bin"):
+        new_manifest("o/pickled", "o/base")
+
+
+@pytest.mark.usefixtures("hub")
+def test_pin_restores_the_manifest_that_new_wrote(tmp_path: Path) -> None:
+    text = new_manifest("o/tuned", "o/base")
+    source, base = resolve_revision("o/tuned", "main"), resolve_revision("o/base", "v1")
+    path = tmp_path / "m.yaml"
+    path.write_text(text.replace(f"\n      revision: {source}", "").replace(base, "v1"), encoding="utf-8")
+    assert [(done.field, done.name, done.commit) for done in pin(path, resolve_revision)] == [
+        ("variants[0].source", "main", source),
+        ("variants[0].base", "v1", base),
+    ]
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_tag_that_does_not_exist_leaves_the_manifest_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        new_manifest("o/tuned", "o/base").replace(resolve_revision("o/base", "main"), "v9"), encoding="utf-8"
+    )
+    before = path.read_bytes()
+    with pytest.raises(HubError, match="o/base has no revision v9"):
+        pin(path, resolve_revision)
+    assert path.read_bytes() == before
