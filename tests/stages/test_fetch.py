@@ -56,7 +56,8 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fetched(name: str, *, told: list[str] | None = None) -> Snapshot:
-    def tell(what: str, _done: int = 0, _total: int = 0) -> None:
+    def tell(what: str, done: int = 0, total: int = 0) -> None:
+        del done, total
         if told is not None:
             told.append(what)
 
