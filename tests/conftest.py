@@ -18,6 +18,9 @@ from publisher.files import packaged_folder
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 
+# The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 Golden = Callable[[Path, str], None]
 
 
