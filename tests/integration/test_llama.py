@@ -14,9 +14,6 @@ from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Extraction, Outcome
 
-# PEFT 0.21 asks transformers 5.24 for an attribute that will go
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 STAGED = Path("dist/llama")
 
