@@ -6,17 +6,21 @@ Whatever needs torch, transformers, peft or the Hub is imported by the command t
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
-from publisher.errors import CardError, ManifestError, PublisherError, PushError
+from publisher.errors import CardError, ManifestError, PublisherError
+
+if TYPE_CHECKING:
+    from publisher.pipeline import Run
 
 _STAGES = click.Choice(["fetch", "extract", "validate", "card", "push"])
 _INTERRUPTED = 130
@@ -33,9 +37,14 @@ _variant = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
 
+_hub = click.option("--hub", type=click.Choice(["local"]), help="local: rehearse the push on an embedded local Hub.")
+_tag = click.option("--tag", metavar="NAME", help="Tag the commit, as v1.2.0.")
+_pr = click.option("--pr", is_flag=True, help="Open a pull request instead of committing to main.")
+
 
 def main() -> None:
     """Run the command line and exit."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
     try:
         code = cli(standalone_mode=False)
@@ -64,6 +73,9 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @click.version_option(__version__, prog_name="publish")
 @_manifest
 @click.option("--dry-run", is_flag=True, help="Run every stage, and stop before the first write to the Hub.")
+@_hub
+@_tag
+@_pr
 @_variant
 @click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
@@ -88,35 +100,29 @@ def cli(context: click.Context, /, **options: Any) -> None:
     _run(**options)
 
 
-def _run(  # noqa: PLR0913 - the options of the command line
-    *,
-    manifest: Path,
-    dry_run: bool,
-    variants: tuple[str, ...],
-    first: str,
-    last: str,
-    dist: Path,
-    device: str,
-    as_json: bool,
-    verbose: bool,
-) -> None:
+def _run(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from rich.console import Console
 
     from publisher.console import progress_on, show_outcome
-    from publisher.pipeline import STAGES, Run, run
+    from publisher.pipeline import run
 
-    if STAGES.index(first) > STAGES.index(last):
-        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
-    if last == "push" and not dry_run:
-        raise PushError("this version plans the commit and does not make it", next_step="add --dry-run")
     _quiet_libraries(verbose=verbose)
-    options = Run(manifest, dist, device=device, variants=variants, first=first, last=last)
     with progress_on(Console(stderr=True)) as progress:
-        outcome = run(options, progress)
+        outcome = run(_options(**options), progress)
     if as_json:
         click.echo(outcome.to_json(), nl=False)
     else:
         show_outcome(outcome, Console())
+
+
+def _options(
+    *, manifest: Path, hub: str | None = None, pr: bool = False, first: str = "fetch", last: str = "push", **rest: Any
+) -> "Run":
+    from publisher.pipeline import STAGES, Run
+
+    if STAGES.index(first) > STAGES.index(last):
+        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
+    return Run(manifest, rest.pop("dist"), first=first, last=last, rehearse=hub == "local", pull_request=pr, **rest)
 
 
 def _quiet_libraries(*, verbose: bool) -> None:
@@ -136,7 +142,7 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_json
     @_verbose
     def command(**options: Any) -> None:
-        _run(dry_run=True, first=name, last=name, **options)
+        _run(first=name, last=name, **options)
 
     return cli.command(name, help=summary)(command)
 
@@ -147,6 +153,65 @@ def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+@cli.command()
+@_manifest_required
+@click.option("--dry-run", is_flag=True, help="Show the commit, and do not make it.")
+@_hub
+@_tag
+@_pr
+@_dist
+@_json
+@_verbose
+def push(**options: Any) -> None:
+    """Publish what the earlier stages left in the staged tree, and read it back."""
+    _run(first="push", last="push", **options)
+
+
+@cli.command(name="hub")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("local-hub"), metavar="DIR", help="Its data.")
+@click.option("--port", type=int, default=0, metavar="N", help="A port of 127.0.0.1 [a free one].")
+def serve_hub(root: Path, port: int) -> None:
+    """Serve a local Hub on this machine, and print how to point the Hub's client at it."""
+    from publisher.localhub import serve
+
+    serve(root, port)
+
+
+@cli.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+def pin(manifest: Path) -> None:
+    """Resolve names to full commit ids and rewrite the manifest, comments kept."""
+    from publisher.hub import resolve_revision
+    from publisher.pin import pin as pin_manifest
+
+    _quiet_libraries(verbose=False)
+    pinned = pin_manifest(manifest, resolve_revision)
+    for entry in pinned:
+        click.echo(f"{manifest}: {entry.field}: {entry.repo}@{entry.name} is {entry.commit}")
+    if not pinned:
+        click.echo(f"{manifest}: nothing to pin")
+
+
+@cli.command()
+@click.option("--source", required=True, metavar="DIR_OR_REPO", help="The merged fine-tune.")
+@click.option("--base", required=True, metavar="DIR_OR_REPO", help="The model it was made from.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it [stdout].")
+def new(source: str, base: str, output: Path | None) -> None:
+    """Write a manifest after reading both checkpoints' headers."""
+    from publisher.files import write_text
+    from publisher.new import new_manifest
+
+    if output is not None and output.exists():
+        raise ManifestError(f"{output} exists", next_step="name another file with --output")
+    _quiet_libraries(verbose=False)
+    text = new_manifest(source, base)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text(output, text)
+    click.echo(f"{output}: written; edit what it marks, then: publish check {output}")
+
+
 extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
 validate = _one_stage("validate", "Check that the written adapters load and do what extraction.json says.")
 
@@ -154,25 +219,53 @@ validate = _one_stage("validate", "Check that the written adapters load and do w
 @cli.command()
 @_manifest_required
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
+@click.option("--from-hub", is_flag=True, help="Render from the published JSON; show the diff to the published card.")
+@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md alone.")
+@_pr
 @_dist
-def card(manifest: Path, dist: Path, *, check: bool) -> None:
+def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
     """Render README.md from the JSON artefacts alone."""
-    from publisher.manifest import load_manifest
-    from publisher.pipeline import Run, rendered_card, run
+    _quiet_libraries(verbose=False)
+    if from_hub:
+        _card_from_hub(manifest, write=write, pull_request=pr)
+    elif write:
+        raise ManifestError("--push goes with --from-hub", next_step="publish push publishes the staged tree")
+    elif check:
+        _check_card(manifest, dist)
+    else:
+        _write_card(manifest, dist)
+
+
+def _write_card(manifest: Path, dist: Path) -> None:
+    from publisher.pipeline import Run, run
     from publisher.progress import silent
 
     options = Run(manifest, dist, first="card", last="card")
-    if not check:
-        changed = run(options, silent).card_changed
-        click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
-        return
+    changed = run(options, silent).card_changed
+    click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
+
+
+def _check_card(manifest: Path, dist: Path) -> None:
+    from publisher.manifest import load_manifest
+    from publisher.pipeline import Run, rendered_card
     from publisher.stages.card import check_card
 
+    options = Run(manifest, dist)
     readme = options.staged / CARD
     if diff := check_card(rendered_card(load_manifest(manifest), options), readme):
         click.echo(diff, nl=False)
         raise CardError(f"{readme} is stale", next_step=f"publish card --manifest {manifest}")
     click.echo(f"card is fresh: {readme}")
+
+
+def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
+    from publisher.republish import card_from_hub
+    from publisher.stages.push import Target
+
+    done = card_from_hub(manifest, write=write, target=Target(pull_request=pull_request))
+    click.echo(done.diff or "the published card is what its evidence gives\n", nl=False)
+    if done.push is not None:
+        click.echo(f"{done.push.hub}: {done.push.result}: {done.push.url}")
 
 
 @cli.command()
@@ -193,12 +286,13 @@ def check(manifests: tuple[Path, ...]) -> None:
 
 
 @cli.command()
+@click.option("--dry-run", is_flag=True, help="Stop before the rehearsal on the local Hub.")
 @_dist
 @_device
 @_json
 @_verbose
-def demo(**options: Any) -> None:
-    """Make the demo pairs in ./demo (if absent) and run the whole job on them."""
+def demo(*, dry_run: bool, **options: Any) -> None:
+    """Make the demo pairs in ./demo (if absent), run the whole job on them, and publish to a local Hub."""
     from rich.console import Console
 
     from publisher.console import progress_on
@@ -208,4 +302,4 @@ def demo(**options: Any) -> None:
     with progress_on(Console(stderr=True)) as progress:
         make_demo(Path("demo"), progress=progress)
     manifest = packaged_folder("manifests") / "demo.yaml"
-    _run(manifest=manifest, dry_run=True, variants=(), first="fetch", last="push", **options)
+    _run(manifest=manifest, dry_run=dry_run, hub="local", **options)

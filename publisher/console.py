@@ -12,12 +12,14 @@ from typing import Literal
 
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from publisher.artefacts import CARD
 from publisher.progress import Progress
-from publisher.records import CommitPlan, Outcome, Spread, VariantOutcome
+from publisher.records import CommitPlan, Outcome, PushOutcome, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -59,12 +61,16 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
         _show_validation(variant, console)
     for variant in outcome.variants:
         if variant.reused:
-            console.print(f"{variant.label}: reused {', '.join(variant.reused)}", highlight=False)
+            _say(f"{variant.label}: reused {', '.join(variant.reused)}", console)
     if outcome.plan is not None:
         show_plan(outcome.plan, console)
+    if outcome.push is not None:
+        _show_push(outcome.push, console)
+        if outcome.push.hub.startswith("local Hub"):
+            _show_reader_view(outcome, outcome.push, console)
     if outcome.card_changed is not None:
         state = "written" if outcome.card_changed else "unchanged"
-        console.print(f"card {state}: {Path(outcome.staged) / 'README.md'}", highlight=False, soft_wrap=True)
+        _say(f"card {state}: {Path(outcome.staged) / CARD}", console)
 
 
 def _variants(variants: Sequence[VariantOutcome]) -> Table:
@@ -94,12 +100,39 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
         text += f"logits {seen.function.ratio:.1%} of the way from the source's to the base's"
     else:
         text += f"logits not compared: {seen.function_skipped}"
-    console.print(text, highlight=False, soft_wrap=True)
+    _say(text, console)
+
+
+def _show_push(push: PushOutcome, console: Console) -> None:
+    tag = f", tagged {push.tag}" if push.tag else ""
+    found = " (its answer was lost; found by reading the repository again)" if push.recovered else ""
+    _say(f"{push.hub}: {push.result}{tag}{found}: {push.url}", console)
+    if (back := push.read_back) is not None:
+        _say(f"read back {push.commit[:8]}: {back.files} files equal, {back.adapters} adapters load with PEFT", console)
+
+
+def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> None:
+    """After a rehearsal: the files at the commit, which are the staged ones, and how the card begins."""
+    staged = Path(outcome.staged)
+    _say(f"\na reader of the repository at {push.commit[:8]} sees:", console)
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for file in sorted(path for path in staged.rglob("*") if path.is_file()):
+        table.add_row(file.relative_to(staged).as_posix(), size(file.stat().st_size))
+    console.print(table)
+    body = (staged / CARD).read_text(encoding="utf-8").split("---\n", 2)[-1].partition("\n## Usage")[0]
+    if console.is_terminal:
+        console.print(Markdown(body))
+    else:
+        _say(body, console)
+
+
+def _say(text: str, console: Console) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def show_plan(plan: CommitPlan, console: Console) -> None:
     """Each file of the commit that push would make."""
-    console.print(f"commit to {plan.repo}, compared with {plan.compared_with}:", highlight=False, soft_wrap=True)
+    _say(f"commit to {plan.repo}, compared with {plan.compared_with}:", console)
     table = Table(box=None, show_header=False, padding=(0, 2))
     for operation in plan.operations:
         table.add_row(

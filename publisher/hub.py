@@ -210,6 +210,11 @@ def account(at: Destination = THE_HUB) -> Account | None:
     return Account(owners, read_only=role == "read")
 
 
+def current_token() -> str | None:
+    """The token huggingface_hub uses, for handing to another process of this tool; never to be shown."""
+    return get_token()
+
+
 def trusted_repository() -> str | None:
     """The repository that trusted publishing is set up for in this environment, if it is."""
     return os.environ.get(_OIDC)

@@ -7,15 +7,18 @@ everything it rests on, and of what it wrote. As long as both hold its result is
 tree, byte for byte what is pushed; DIST/NAME.work holds what only this machine needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
-from publisher.errors import FetchError, ManifestError
+from publisher.commitplan import dry_plan, staged_files
+from publisher.errors import FetchError, ManifestError, PushError
 from publisher.files import digest_of, sha256_of, write_text
+from publisher.hub import Destination
 from publisher.manifest import Manifest, Variant, load_manifest
 from publisher.progress import Progress
 from publisher.provenance import code_digest
@@ -25,12 +28,13 @@ from publisher.records import (
     FileDigest,
     Marker,
     Outcome,
+    PushOutcome,
     Snapshot,
     Validation,
     VariantOutcome,
 )
 from publisher.stages.card import load_evidence, render_card
-from publisher.stages.push import plan_push
+from publisher.stages.push import Target, preflight, push
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +54,10 @@ class Run:
         variants: paths of the variants to work on; empty for all.
         first: the first stage to run; it runs again even if nothing changed, earlier results are taken as they are.
         last: the last stage to run.
+        dry_run: stop before the first write to the Hub.
+        rehearse: push to an embedded local Hub in the work folder.
+        tag: the tag to set on the commit.
+        pull_request: open a pull request instead of committing to the branch.
     """
 
     manifest_file: Path
@@ -58,10 +66,19 @@ class Run:
     variants: tuple[str, ...] = ()
     first: str = "fetch"
     last: str = "push"
+    dry_run: bool = False
+    rehearse: bool = False
+    tag: str | None = None
+    pull_request: bool = False
 
     def includes(self, stage: str) -> bool:
         """Whether this stage is part of the run."""
         return STAGES.index(self.first) <= STAGES.index(stage) <= STAGES.index(self.last)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this run ends with a write to a Hub."""
+        return self.includes("push") and not self.dry_run
 
     @property
     def touches_checkpoints(self) -> bool:
@@ -88,9 +105,14 @@ def run(options: Run, progress: Progress) -> Outcome:
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
     _clear_partial_files(options.staged)
-    outcomes = tuple(_variant(variant, options, progress) for variant in variants)
-    changed = _card(manifest, options, progress) if options.includes("card") else None
-    plan = _push(manifest, options, progress) if options.includes("push") else None
+    with _target(options) as target:
+        if options.writes:
+            progress("checking that the Hub can be written to")
+            preflight(manifest, target)
+        outcomes = tuple(_variant(variant, options, progress) for variant in variants)
+        changed = _card(manifest, options, progress) if options.includes("card") else None
+        plan = _plan(manifest, options, progress) if options.includes("push") and options.dry_run else None
+        pushed = _push(manifest, options, target=target, progress=progress) if options.writes else None
     return Outcome(
         manifest=str(options.manifest_file),
         staged=str(options.staged),
@@ -98,6 +120,7 @@ def run(options: Run, progress: Progress) -> Outcome:
         variants=outcomes,
         card_changed=changed,
         plan=plan,
+        push=pushed,
     )
 
 
@@ -289,6 +312,59 @@ def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
     return changed
 
 
-def _push(manifest: Manifest, options: Run, progress: Progress) -> CommitPlan:
+def _plan(manifest: Manifest, options: Run, progress: Progress) -> CommitPlan:
     progress("planning the commit")
-    return plan_push(manifest, options.staged)
+    return dry_plan(manifest, options.staged)
+
+
+def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progress) -> PushOutcome:
+    """Push what passed validation, and read it back."""
+    from publisher.stages.readback import Published, read_back
+
+    _require_fresh(manifest, options)
+    for variant in manifest.variants:
+        _require_validated(_Place(variant, options))
+    progress(f"pushing to {target.destination.label}")
+    outcome = push(manifest, options.staged, target=target)
+    files = staged_files(manifest, options.staged)
+    published = Published(manifest.repo, outcome.commit, files=files, at=target.destination)
+    return outcome.model_copy(
+        update={"read_back": read_back(manifest, options.staged, published=published, progress=progress)}
+    )
+
+
+def _require_fresh(manifest: Manifest, options: Run) -> None:
+    """The card and the manifest's copy are those of this manifest and these artefacts."""
+    wanted = {
+        CARD: rendered_card(manifest, options),
+        MANIFEST: options.manifest_file.read_text(encoding="utf-8"),
+    }
+    for name, text in wanted.items():
+        if (options.staged / name).read_bytes() != text.encode():
+            raise PushError(
+                f"{options.staged / name} is stale", next_step=f"publish card --manifest {options.manifest_file}"
+            )
+
+
+def _require_validated(place: _Place) -> None:
+    """Nothing is published that did not pass validation in this run, or earlier with the same files."""
+    validated = place.work("validate.json")
+    if not _holds(validated, validation_key(place.staged), folder=validated.parent):
+        raise PushError(
+            f"{place.staged} has not passed validation as it is now",
+            expected="a validation of these very files by the tools installed now",
+            next_step=f"publish --manifest {place.options.manifest_file}",
+        )
+
+
+@contextmanager
+def _target(options: Run) -> Iterator[Target]:
+    """Where to push; for a rehearsal, an embedded Hub that lives as long as the block and keeps its repositories."""
+    if not options.rehearse:
+        yield Target(tag=options.tag, pull_request=options.pull_request)
+        return
+    from publisher.localhub import LocalHub
+
+    with LocalHub(options.work / "hub") as local:
+        destination = Destination(local.endpoint, local.token, rehearsal=True)
+        yield Target(destination, tag=options.tag, pull_request=options.pull_request)

@@ -331,6 +331,38 @@ class CommitPlan(Record):
     operations: tuple[Operation, ...]
 
 
+class ReadBack(Record):
+    """What was read back from the published commit, from an empty cache."""
+
+    files: int
+    adapters: int
+
+
+Result = Literal["no changes", "committed", "pull request"]
+
+
+class PushOutcome(Record):
+    """What push did.
+
+    Attributes:
+        hub: the Hub's address; a rehearsal says `local Hub`.
+        result: what happened on the Hub.
+        commit: the commit that holds the release now.
+        url: where it can be seen.
+        tag: the tag that points to it.
+        recovered: the answer to the commit was lost, and the commit was found by reading the repository again.
+        read_back: what was read back from that commit.
+    """
+
+    hub: str
+    result: Result
+    commit: str
+    url: str
+    tag: str | None
+    recovered: bool
+    read_back: ReadBack | None
+
+
 # --- the run ------------------------------------------------------------------------------------------------
 
 
@@ -360,3 +392,4 @@ class Outcome(Record):
     variants: tuple[VariantOutcome, ...]
     card_changed: bool | None
     plan: CommitPlan | None
+    push: PushOutcome | None

@@ -68,7 +68,7 @@ class LocalHub:
             ws="none",
             proxy_headers=False,
             server_header=False,
-            headers=[("server", "local-hub")],
+            headers=[("server", "local-hub"), ("x-request-id", "local Hub")],  # the client shows it in its errors
             timeout_graceful_shutdown=5,
         )
         self._server = uvicorn.Server(config)
@@ -160,12 +160,15 @@ def environment_lines(endpoint: str, root: Path) -> tuple[str, ...]:
 
 def _listening(port: int) -> socket.socket:
     try:
-        return socket.create_server((_HOST, port))
+        listening = socket.create_server((_HOST, port))
     except OSError as error:
         raise PublisherError(
             f"the local Hub cannot listen on port {port} of {_HOST} ({error.strerror})",
             next_step="name another port, or none for a free one",
         ) from error
+    # asyncio does not see that this is TCP, and would let head and body of each answer wait 40 ms for each other.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _context(root: Path, endpoint: str, *, tokens: Mapping[str, Role], part_size: int | None) -> Context:

@@ -58,7 +58,11 @@ def _download(reference: Reference, progress: Progress) -> Path:
     progress(f"fetching {repo}@{revision[:8]}")
     folder = hub.download(repo, revision, filename=CONFIG).parent
     _download_entry(repo, revision)
-    return hub.download_all(repo, revision, filenames=checkpoint_files(folder))
+    names = checkpoint_files(folder)
+    for index, name in enumerate(names):
+        progress(f"downloading {repo} {name}", index, len(names))
+        hub.download(repo, revision, filename=name)
+    return folder
 
 
 def _download_entry(repo: str, revision: str) -> None:

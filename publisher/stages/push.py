@@ -1,114 +1,260 @@
-"""Push: the staged tree becomes one commit. This module plans it; nothing here writes to the Hub.
+"""Push: the staged tree becomes one commit, or none.
 
-The staged tree must be the release, whole and nothing else. Files that an earlier release put into the repository
-and this one no longer has are deleted by the same commit; files the publisher does not own are left alone.
+The commit names the head it was compared with, so that it lands on that or not at all. Where the answer is lost,
+the repository is read again: what has landed is recognised, and never written twice.
+
+It refuses local checkpoints on any Hub but the embedded one, since nobody could check them, and a tag that points
+elsewhere.
 """
 
-import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from publisher import artefacts, hub
-from publisher.errors import HubError, MissingRepositoryError, PushError
-from publisher.files import sha256_of
-from publisher.hub import RemoteFile
+from publisher import hub
+from publisher.commitplan import BRANCH, head_of, holds_bytes, plan_push
+from publisher.errors import HubError, PushError, StaleParentError, UnclearAnswerError
+from publisher.hub import Destination, NewCommit
 from publisher.manifest import Manifest
-from publisher.records import Change, CommitPlan, FileDigest, Operation
+from publisher.records import CommitPlan, PushOutcome, Result
 
-BRANCH = "main"
+_LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
+_WRITES = frozenset({"added", "changed"})
 
 
-def plan_push(manifest: Manifest, staged: Path) -> CommitPlan:
-    """The commit that would publish `staged`, compared with the repository's head where one can be reached.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how to push: which Hub, the tag to set, and whether to open a pull request instead."""
+
+    destination: Destination = hub.THE_HUB
+    tag: str | None = None
+    pull_request: bool = False
+
+
+# --- before any long stage ----------------------------------------------------------------------------------
+
+
+def preflight(manifest: Manifest, target: Target) -> None:
+    """Whatever would make the push fail in the end and can be known at the start.
 
     Raises:
-        PushError: the staged tree lacks a file, or holds one that is no part of a release.
+        PushError: what this manifest or these options do not allow.
+        HubError: no token, one that may not write, or a reference that readers could not check.
     """
-    files = staged_files(manifest, staged)
-    if manifest.is_local:
-        return _plan(manifest, files, compared_with="nothing: local checkpoints cannot be published on the Hub")
+    if manifest.is_local and not target.destination.rehearsal:
+        raise PushError(
+            "the manifest names local checkpoints, which nobody else could check",
+            expected="repo and revision in every source and base",
+            next_step="rehearse with --hub local, or stop before the Hub with --dry-run",
+        )
+    _require_tag_name(target)
+    _require_write_access(manifest, target.destination)
+    if not target.destination.rehearsal:
+        _require_public(manifest)
+    _require_free_tag(manifest, target)
+
+
+def _require_tag_name(target: Target) -> None:
+    if target.tag is not None and target.pull_request:
+        raise PushError("--tag marks what is on the branch, which --pr leaves as it is", next_step="give one of them")
+    if target.tag is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", target.tag):
+        raise PushError(f"'{target.tag}' is not a tag name", expected="letters, digits, '.', '_', '+', '-': v1.2.0")
+
+
+def _require_write_access(manifest: Manifest, at: Destination) -> None:
+    account = hub.account(at)
+    trusted = hub.trusted_repository()
+    if account is None and trusted != manifest.repo:
+        raise HubError(
+            f"trusted publishing is set up for {trusted}", expected=manifest.repo, next_step="correct HF_OIDC_RESOURCE"
+        )
+    if account is not None and account.read_only:
+        raise HubError("the Hub token is for reading only", next_step="use a token with write access, in HF_TOKEN")
+    if head_of(manifest.repo, at) is not None or at.rehearsal:
+        return
+    owner = manifest.repo.partition("/")[0]
+    if account is None or owner not in account.owners:
+        raise HubError(
+            f"there is no repository {manifest.repo}, and this token may not create it",
+            next_step=f"create it on the Hub, or use a token of {owner}",
+        )
+
+
+def _require_public(manifest: Manifest) -> None:
+    references = {(ref.repo or "", ref.revision or "") for v in manifest.variants for ref in (v.source, v.base)}
+    hidden = sorted(repo for repo, revision in references if not hub.is_public(repo, revision))
+    if hidden:
+        raise PushError(
+            f"{', '.join(hidden)} cannot be seen without a token, so readers could not check the release",
+            expected="public sources and bases",
+            next_step="make them public, or publish from public ones",
+        )
+
+
+def _require_free_tag(manifest: Manifest, target: Target) -> None:
+    """A tag that is there already can only be right where nothing has changed: then it is on the head."""
+    if target.tag is None or (head := head_of(manifest.repo, target.destination)) is None:
+        return
+    commit = hub.tags(manifest.repo, at=target.destination).get(target.tag)
+    if commit not in {None, head}:
+        raise _elsewhere(target.tag, commit or "", head)
+
+
+def _elsewhere(tag: str, found: str, expected: str) -> PushError:
+    return PushError(
+        f"the tag {tag} points to {found[:8]}", expected=expected[:8], next_step="choose a new tag; tags do not move"
+    )
+
+
+# --- the push -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """The release on the Hub; `recovered` where the answer was lost and the repository told."""
+
+    commit: NewCommit
+    recovered: bool
+
+
+def push(manifest: Manifest, staged: Path, *, target: Target) -> PushOutcome:
+    """Make the commit, unless the repository holds it already, and set the tag.
+
+    Raises:
+        PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
+        HubError: the Hub refused.
+    """
+    at = target.destination
+    plan = plan_push(manifest, staged, at=at)
+    if plan.parent is None:
+        hub.create_repository(manifest.repo, at=at)
+        plan = plan_push(manifest, staged, at=at)
+    message = f"Publish {manifest.card.title}{f' {target.tag}' if target.tag else ''}"
+    return carry_out(plan, staged, message=message, target=target)
+
+
+def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> PushOutcome:
+    """Make the planned commit from the files below `root`, unless it would change nothing, and set the tag.
+
+    Raises:
+        PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
+        HubError: the Hub refused.
+    """
+    parent, at = plan.parent or "", target.destination
+    if all(operation.change == "same" for operation in plan.operations):
+        landed = _Landed(NewCommit(parent, f"{at.address}/{plan.repo}/tree/{parent}"), recovered=False)
+        return _outcome(landed, plan.repo, target=target, result="no changes")
+    _require_unused_tag(plan.repo, target)
+    landed = _commit(plan, root, message=message, target=target)
+    return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
+
+
+def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> PushOutcome:
+    if target.tag is not None:
+        _set_tag(repo, target.tag, commit=landed.commit.id, at=target.destination)
+    return PushOutcome(
+        hub=target.destination.label,
+        result=result,
+        commit=landed.commit.id,
+        url=landed.commit.url,
+        tag=target.tag,
+        recovered=landed.recovered,
+        read_back=None,
+    )
+
+
+def _require_unused_tag(repo: str, target: Target) -> None:
+    if target.tag is None:
+        return
+    commit = hub.tags(repo, at=target.destination).get(target.tag)
+    if commit is not None:
+        raise PushError(
+            f"the tag {target.tag} is on {commit[:8]}, and this release differs from that commit",
+            next_step="choose a new tag; tags do not move",
+        )
+
+
+def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target) -> _Landed:
+    at = target.destination
+    before = hub.pull_requests(plan.repo, at=at) if target.pull_request else {}
     try:
-        parent = hub.resolve_revision(manifest.repo, BRANCH)
-        remote = hub.list_files(manifest.repo, parent)
-    except MissingRepositoryError:
-        return _plan(manifest, files, compared_with="a new repository")
-    except HubError as error:
-        return _plan(manifest, files, compared_with=f"nothing: {error.found}")
-    operations = compare_with_head(files, remote, staged=staged)
-    return CommitPlan(
-        repo=manifest.repo, parent=parent, compared_with=f"{BRANCH} at {parent[:8]}", operations=operations
+        made = hub.commit(
+            plan.repo,
+            add={op.path: root / op.path for op in plan.operations if op.change in _WRITES},
+            delete=[op.path for op in plan.operations if op.change == "deleted"],
+            message=message,
+            parent=plan.parent or "",
+            pull_request=target.pull_request,
+            at=at,
+        )
+    except (StaleParentError, UnclearAnswerError) as error:
+        return _Landed(_found_after(error, plan, root, before=before, target=target), recovered=True)
+    return _Landed(made, recovered=False)
+
+
+def _found_after(
+    error: HubError, plan: CommitPlan, root: Path, *, before: Mapping[str, str], target: Target
+) -> NewCommit:
+    """The commit whose answer was lost, found in the repository; an error where it is not there."""
+    at, parent = target.destination, plan.parent or ""
+    try:
+        for pause in _LOOK_AGAIN:
+            time.sleep(pause)
+            head = hub.resolve_revision(plan.repo, BRANCH, at=at)
+            candidates = _new_pull_requests(plan.repo, before, at=at) if target.pull_request else {"": head}
+            for ref, commit in candidates.items():
+                if commit != parent and _holds(plan, root, commit=commit, at=at):
+                    where = f"discussions/{ref.rpartition('/')[2]}" if ref else f"commit/{commit}"
+                    return NewCommit(commit, f"{at.address}/{plan.repo}/{where}", ref or None)
+            if head != parent:
+                raise _moved(plan.repo, parent, head)
+    except HubError as silence:
+        raise PushError(
+            f"{error.found}, and the repository cannot be read to see whether the commit landed ({silence.found})",
+            next_step="run the same command again: a commit that landed is recognised, and not made twice",
+        ) from error
+    raise PushError(
+        f"{error.found}; the repository is as it was and nothing was written",
+        next_step="run the same command again",
+    ) from error
+
+
+def _moved(repo: str, parent: str, head: str) -> PushError:
+    return PushError(
+        f"{repo} moved from {parent[:8]} to {head[:8]} while this ran; nothing was written",
+        expected="nobody else to push meanwhile",
+        next_step="look at what changed there, then run the same command again",
     )
 
 
-def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
-    """Every file of the release with its digest, sorted by path.
-
-    Raises:
-        PushError: naming what is missing or does not belong.
-    """
-    folders = [variant.folder for variant in manifest.variants]
-    required = {_join(folder, name) for folder in folders for name in artefacts.PER_VARIANT}
-    required |= set(artefacts.PER_REPOSITORY)
-    optional = {_join(folder, name) for folder in folders for name in artefacts.OPTIONAL_PER_VARIANT}
-    found = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
-    lost, foreign = sorted(required - found), sorted(found - required - optional)
-    if lost:
-        raise PushError(
-            f"{staged} lacks {', '.join(lost)}",
-            expected="a finished run",
-            next_step="publish --manifest MANIFEST --dry-run",
-        )
-    if foreign:
-        raise PushError(
-            f"{staged} holds {', '.join(foreign)}, which is no part of this release",
-            expected="only what the stages wrote",
-            next_step="move it elsewhere, and run again",
-        )
-    return tuple(
-        FileDigest(name=name, size=(staged / name).stat().st_size, sha256=sha256_of(staged / name))
-        for name in sorted(found)
-    )
+def _new_pull_requests(repo: str, before: Mapping[str, str], *, at: Destination) -> dict[str, str]:
+    return {ref: commit for ref, commit in hub.pull_requests(repo, at=at).items() if ref not in before}
 
 
-def compare_with_head(
-    files: Sequence[FileDigest], remote: Sequence[RemoteFile], *, staged: Path
-) -> tuple[Operation, ...]:
-    """What the commit does to each staged file, and to each file an earlier release left behind."""
-    there = {file.path: file for file in remote}
-    operations = [
-        Operation(path=file.name, size=file.size, sha256=file.sha256, change=_change(file, there, staged=staged))
-        for file in files
-    ]
-    kept = {file.name for file in files}
-    gone = sorted(path for path in there if path not in kept and _is_owned(path, there.keys()))
-    operations += [Operation(path=path, size=None, sha256=None, change="deleted") for path in gone]
-    return tuple(operations)
+def _holds(plan: CommitPlan, root: Path, *, commit: str, at: Destination) -> bool:
+    """Whether this commit holds everything that the plan writes, and nothing that it deletes."""
+    there = {file.path: file for file in hub.list_files(plan.repo, commit, at=at)}
+    for operation in plan.operations:
+        remote = there.get(operation.path)
+        if operation.change == "deleted" and remote is not None:
+            return False
+        if operation.change != "deleted" and not holds_bytes(remote, operation.sha256, local=root / operation.path):
+            return False
+    return True
 
 
-def _change(file: FileDigest, there: Mapping[str, RemoteFile], *, staged: Path) -> Change:
-    remote = there.get(file.name)
-    if remote is None:
-        return "added"
-    same = remote.sha256 == file.sha256 if remote.sha256 else remote.blob == _git_blob(staged / file.name)
-    return "same" if same else "changed"
-
-
-def _is_owned(path: str, there: Collection[str]) -> bool:
-    """An artefact's name in a folder that holds an extraction.json: an earlier release put it there."""
-    place = PurePosixPath(path)
-    return place.name in artefacts.ALL and (place.parent / artefacts.EXTRACTION).as_posix() in there
-
-
-def _git_blob(path: Path) -> str:
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _plan(manifest: Manifest, files: Sequence[FileDigest], *, compared_with: str) -> CommitPlan:
-    change: Change = "added" if compared_with == "a new repository" else "not compared"
-    operations = tuple(Operation(path=file.name, size=file.size, sha256=file.sha256, change=change) for file in files)
-    return CommitPlan(repo=manifest.repo, parent=None, compared_with=compared_with, operations=operations)
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+def _set_tag(repo: str, tag: str, *, commit: str, at: Destination) -> None:
+    if (there := hub.tags(repo, at=at).get(tag)) is None:
+        try:
+            hub.create_tag(repo, tag, revision=commit, at=at)
+        except UnclearAnswerError as error:  # made by a lost answer, or by somebody else at this moment
+            there = hub.tags(repo, at=at).get(tag)
+            if there is None:
+                raise PushError(
+                    f"the release is committed as {commit[:8]}, but the tag {tag} is not set: {error.found}",
+                    next_step="run the same command again",
+                ) from error
+    if there not in {None, commit}:
+        raise _elsewhere(tag, there or "", commit)

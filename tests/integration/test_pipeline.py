@@ -100,9 +100,10 @@ def test_the_usage_code_of_the_card_gives_the_sources_logits_within_bf16_noise(
     ours = logits(names["model"], ids)
     theirs, exact = (logits(source(pair, dtype), ids) for dtype in (torch.bfloat16, torch.float32))
     noise = (theirs - exact).norm()
-    assert (ours - theirs).norm() < 2 * noise
+    assert (ours - exact).norm() < 1.1 * noise, "as near to the source in float32 as the source in bf16 is"
+    assert (ours - theirs).norm() < 1.5 * noise
     with names["model"].disable_adapter():
-        assert (logits(names["model"], ids) - theirs).norm() > 10 * noise
+        assert (logits(names["model"], ids) - exact).norm() > 4 * noise
 
 
 def source(pair: str, dtype: torch.dtype) -> Any:

@@ -1,0 +1,72 @@
+"""`publish card --from-hub`: the card again, from the evidence that is published; README.md alone is committed.
+
+For a better template or a corrected summary, without the checkpoints and without the machine that extracted. It
+refuses evidence that is not this manifest's, as rendering from a staged tree does.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from publisher import hub
+from publisher.artefacts import CARD, EXTRACTION, VERIFICATION
+from publisher.commitplan import BRANCH, compare_with_head
+from publisher.files import sha256_of, write_text
+from publisher.hub import Destination, RemoteFile
+from publisher.manifest import Manifest, load_manifest
+from publisher.records import CommitPlan, FileDigest, PushOutcome
+from publisher.stages.card import check_card, load_evidence, render_card
+from publisher.stages.push import Target, carry_out, preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Recarded:
+    """The difference between the published card and the one rendered now, and what a push did about it."""
+
+    diff: str
+    push: PushOutcome | None
+
+
+def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recarded:
+    """Render the card from the repository's own JSON at its head; with `write`, commit it.
+
+    Raises:
+        CardError: the published evidence is not this manifest's.
+        HubError: the repository cannot be read, or refuses.
+    """
+    manifest = load_manifest(manifest_file)
+    if write:
+        preflight(manifest, target)
+    head = hub.resolve_revision(manifest.repo, BRANCH, at=target.destination)
+    remote = hub.list_files(manifest.repo, head, at=target.destination)
+    with TemporaryDirectory(prefix="publish-card-") as folder:
+        root = Path(folder)
+        _download(manifest, head, remote=remote, root=root, at=target.destination)
+        text = render_card(manifest, load_evidence(manifest, root), beside=manifest_file.parent)
+        diff = check_card(text, root / CARD)
+        write_text(root / CARD, text)
+        plan = _plan(manifest, head, remote=remote, root=root)
+        message = f"Render the card of {manifest.card.title} again"
+        return Recarded(diff, carry_out(plan, root, message=message, target=target) if write else None)
+
+
+def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path, at: Destination) -> None:
+    folders = [variant.path.removeprefix("/") for variant in manifest.variants]
+    wanted = {CARD, *(f"{folder}{name}" for folder in folders for name in (EXTRACTION, VERIFICATION))}
+    names = sorted(wanted & {file.path for file in remote})
+    fetched = hub.download_all(manifest.repo, head, filenames=names, cache=root / "cache", at=at)
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(fetched / name, root / name)
+
+
+def _plan(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path) -> CommitPlan:
+    card = FileDigest(name=CARD, size=(root / CARD).stat().st_size, sha256=sha256_of(root / CARD))
+    published = [file for file in remote if file.path == CARD]
+    return CommitPlan(
+        repo=manifest.repo,
+        parent=head,
+        compared_with=f"{BRANCH} at {head[:8]}",
+        operations=compare_with_head([card], published, staged=root),
+    )
