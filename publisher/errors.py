@@ -38,12 +38,11 @@ class PublisherError(Exception):
         super().__init__(found)
 
     def __str__(self) -> str:
-        parts = [self.found.rstrip(".")]
-        if self.expected:
-            parts.append(f"Expected {self.expected}".rstrip("."))
-        if self.next_step:
-            parts.append(f"Next: {self.next_step}".rstrip("."))
-        return ". ".join(parts) + "."
+        after = (("Expected ", self.expected), ("Next: ", self.next_step))
+        sentences = [f"{opening}{part.rstrip('.')}." for opening, part in after if part]
+        if self.found.endswith("\n"):  # a list, on lines of its own
+            return self.found + " ".join(sentences)
+        return " ".join([f"{self.found.rstrip('.')}.", *sentences])
 
 
 class ManifestError(PublisherError):
@@ -98,6 +97,11 @@ class PushError(PublisherError):
 
 class AuditError(PublisherError):
     """Something speaks against a published release."""
+
+
+def counted(number: int, noun: str) -> str:
+    """1 tensor, 2 tensors."""
+    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def listed(lines: Iterable[str]) -> str:

@@ -7,11 +7,19 @@ publishing), unless a `Destination` names others; neither a token nor a header e
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_token,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -144,7 +152,18 @@ def download(repo: str, revision: str, *, filename: str, at: Destination = THE_H
         HubError: it could not be had.
     """
     with _explained(repo, revision, at=at):
+        if not isinstance(try_to_load_from_cache(repo, filename, revision=revision), str):
+            _knock(repo, revision, filename=filename, at=at)
         return Path(at.api.hf_hub_download(repo, filename, revision=revision))
+
+
+def _knock(repo: str, revision: str, *, filename: str, at: Destination) -> None:
+    """One request without retries, so that a closed door is told at once: the client would try for 20 seconds.
+
+    A Hub that answers, be it with a refusal, is left to the client.
+    """
+    with suppress(HfHubHTTPError):
+        at.api.get_hf_file_metadata(url=hf_hub_url(repo, filename, revision=revision, endpoint=at.endpoint))
 
 
 def download_all(

@@ -69,10 +69,10 @@ def load_on_config(
         adapter: at any scaling.
 
     Raises:
-        ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
+        ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
+            adapter altogether.
     """
-    with torch.device("meta"):
-        model = class_named(model_class)._from_config(configuration(config))  # noqa: SLF001 - transformers' own way to build from a config
+    model = _empty_model(model_class, configuration(config))
     lost = _stand_in(model, shapes)
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
@@ -87,19 +87,32 @@ def load_on_config(
 
 
 def class_named(name: str) -> Any:
-    """The class of that name in transformers.
+    """The model class of that name in transformers.
 
     Raises:
         ValidationError: the installed transformers has none.
     """
     found = getattr(transformers, name, None)
-    if found is None:
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ValidationError(
-            f"transformers {transformers.__version__} has no class {name}",
+            f"transformers {transformers.__version__} has no model class {name}",
             expected="a model_class that the installed transformers knows",
             next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
         )
     return found
+
+
+def _empty_model(model_class: str, config: Any) -> Any:
+    """The model without weights. A class for another configuration would build another model, or fail in its depths."""
+    found = class_named(model_class)
+    if not isinstance(config, found.config_class):
+        raise ValidationError(
+            f"{model_class} is not for the base's config.json, which is a {type(config).__name__}",
+            expected=f"{' or '.join(config.architectures or ()) or 'the class it was saved from'}, as config.json says",
+            next_step="correct model_class in the manifest",
+        )
+    with torch.device("meta"):
+        return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
 
 
 def configuration(folder: Path) -> Any:

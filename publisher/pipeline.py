@@ -100,6 +100,7 @@ def run(options: Run, progress: Progress) -> Outcome:
     """
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
+    _clear_partial_files(options.staged)
     with _target(options) as target:
         if options.writes:
             progress("checking that the Hub can be written to")
@@ -117,6 +118,12 @@ def run(options: Run, progress: Progress) -> Outcome:
         plan=plan,
         push=pushed,
     )
+
+
+def _clear_partial_files(staged: Path) -> None:
+    """What a run that was killed had half written is no part of a release."""
+    for path in staged.rglob(".*.partial"):
+        path.unlink()
 
 
 def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
@@ -242,8 +249,11 @@ def _validation(
 
 
 def validation_key(staged: Path) -> str:
-    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges."""
-    files = [sha256_of(staged / name) for name in (EXTRACTION, CONFIG, ADAPTER)]
+    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges.
+
+    A file that is missing has no digest; to say so is the validation's business.
+    """
+    files = [sha256_of(file) if file.is_file() else "" for file in map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER))]
     return digest_of([files, code_digest(_VALIDATION_CODE), _versions("torch", "transformers", "peft")])
 
 

@@ -23,6 +23,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,17 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
 
     Raises:
-        FetchError: no such folder, missing or damaged files, tensors the index names and no shard holds.
+        FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
     """
-    if INDEX in checkpoint_files(folder):
-        return _sharded_headers(folder)
-    return dict(sorted(file_headers(folder / SINGLE).items()))
+    sharded = INDEX in checkpoint_files(folder)
+    headers = _sharded_headers(folder) if sharded else file_headers(folder / SINGLE)
+    if not headers:
+        raise FetchError(
+            f"{folder / (INDEX if sharded else SINGLE)} holds no tensor",
+            expected="the model's weights",
+            next_step="download or save the checkpoint again",
+        )
+    return dict(sorted(headers.items()))
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -106,14 +113,14 @@ def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="each tensor in the shard the index gives",
             next_step="download or save the checkpoint again",
         )
-    return dict(sorted(headers.items()))
+    return headers
 
 
 def _shard(index: Path, name: str) -> Path:
-    shard = index.parent / name
-    if Path(name).name != name or not shard.is_file():
+    shard, inside = index.parent / name, Path(name).name == name
+    if not inside or not shard.is_file():
         raise FetchError(
-            f"{index} names the shard {name}, which is missing",
+            f"{index} names the shard {name}, which {'is missing' if inside else 'is outside the folder'}",
             expected="every shard beside its index",
             next_step="download the missing shard, or save the checkpoint again",
         )
@@ -139,11 +146,19 @@ def _opened(file: Path, *, framework: str) -> Iterator[Any]:
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="download or save it again") from None
     except (SafetensorError, OSError) as error:
+        pointer = _is_lfs_pointer(file)
         raise FetchError(
-            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: {error}",
+            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: "
+            + ("it is a Git LFS pointer" if pointer else str(error)),
             expected="a file as long as its header says",
-            next_step="download or save that file again",
+            next_step="git lfs pull" if pointer else "download or save that file again",
         ) from None
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    """What a git clone without Git LFS puts in the place of the weights."""
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def _weight_map(index: Path) -> dict[str, str]:

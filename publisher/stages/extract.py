@@ -21,7 +21,7 @@ from publisher import lora, provenance
 from publisher.adapter import Factors, adapter_config, padded, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, compare, ranges
-from publisher.errors import ExtractionError, listed
+from publisher.errors import ExtractionError, counted, listed
 from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
 from publisher.manifest import AdapterSettings, Expectation, Variant
 from publisher.progress import Progress
@@ -207,7 +207,8 @@ def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> N
         return
     counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
     raise ExtractionError(
-        f"{name} holds NaN or infinity: " + " and ".join(f"{n} elements in the {side}" for side, n in counts.items()),
+        f"{name} holds NaN or infinity: "
+        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
         expected="finite weights",
         next_step="check that checkpoint; it is damaged or its training diverged",
     )
@@ -217,7 +218,7 @@ def _require_signal(modules: Sequence[Factors]) -> None:
     silent = [module.figures.name for module in modules if module.figures.rank == 0]
     if silent:
         raise ExtractionError(
-            f"{len(silent)} modules differ by nothing that stands out of rounding noise:\n{listed(silent)}\n",
+            f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
             expected="singular values above the noise edge",
             next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
         )

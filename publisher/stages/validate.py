@@ -76,6 +76,8 @@ def validate(
 def require_files(extraction: Extraction, staged: Path) -> None:
     """The adapter's files are those of extraction.json, and hold just its modules: shapes, dtype, finite, not zero."""
     for name, digest in ((ADAPTER, extraction.summary.adapter.sha256), (CONFIG, extraction.summary.config.sha256)):
+        if not (staged / name).is_file():
+            raise ValidationError(f"{staged / name} does not exist", next_step=_AGAIN)
         found = sha256_of(staged / name)
         if found != digest:
             raise ValidationError(
@@ -117,7 +119,11 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
     """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
     problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
-    _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
+    _require_none(
+        problems,
+        f"PEFT does not load {staged} whole on {variant.model_class}",
+        next_step=f"correct model_class in the manifest if it is not the class that was saved, or: {_AGAIN}",
+    )
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -147,7 +153,7 @@ def require_numbers(
             exact = found.exact_elements / math.prod(module.shape)
             differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
             largest = max(largest, *differences)
-            if differences[0] > CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):
+            if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
                 problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
             if differences[1] > CLAIM_TOLERANCE:
                 problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
@@ -219,12 +225,12 @@ def _model(variant: Variant, snapshot: Snapshot) -> Any:
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=ids).logits.float()
+        logits: torch.Tensor = model(input_ids=ids)[0].float()
     return logits
 
 
-def _require_none(problems: list[str], what: str) -> None:
+def _require_none(problems: list[str], what: str, *, next_step: str = _AGAIN) -> None:
     if problems:
         raise ValidationError(
-            f"{what}:\n{listed(problems)}\n", expected="no difference in either direction", next_step=_AGAIN
+            f"{what}:\n{listed(problems)}\n", expected="no difference in either direction", next_step=next_step
         )
