@@ -74,7 +74,7 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     request = {
         "model_class": variant.model_class,
         "modules": [module.model_dump(mode="json") for module in extraction.modules],
-        "config": str(_base_config(variant)),
+        "config": str(base_config(variant)),
         "repo": published.repo,
         "subfolder": variant.folder,
         "commit": published.commit,
@@ -98,7 +98,7 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     _require_none(problems, published)
 
 
-def _base_config(variant: Variant) -> Path:
+def base_config(variant: Variant) -> Path:
     """The folder with the base's config.json: all that a model on the meta device needs."""
     base = variant.base
     if base.path is not None:
