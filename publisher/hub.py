@@ -37,6 +37,7 @@ _UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE = 401, 403, 409, 412
 _PASSING = frozenset({408, 429, *range(500, 600)})  # the same request may well succeed a little later
 _OIDC = "HF_OIDC_RESOURCE"
 _EXCHANGE = "/oauth/token"
+_CARD = "correct the manifest or the card's template, then: publish card --manifest MANIFEST"
 _WAITING = frozenset({"open", "draft"})
 _UNSENDABLE = "LocalProtocolError"  # of httpx, under either name
 _TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
@@ -335,6 +336,9 @@ def _failure(error: Exception, repo: str, *, at: Destination) -> HubError | None
             expected="letters, digits and '_'",
             next_step="hf auth login, or set HF_TOKEN anew",
         )
+    if isinstance(error, ValueError) and str(error).startswith("Invalid metadata in README.md"):
+        complaints = " ".join(str(error).split("\n")[1:])
+        return HubError(f"{at.label} does not accept the metadata of README.md: {complaints}", next_step=_CARD)
     on_the_way = type(error).__module__.partition(".")[0] in _TRANSPORT
     if on_the_way or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError | TimeoutError):
         return _unreachable(error, at)
@@ -375,8 +379,9 @@ def _unreachable(error: BaseException, at: Destination) -> UnclearAnswerError:
 
 
 def _reason(error: Exception) -> str:
-    """What the Hub said, else the exception's first line."""
-    return (isinstance(error, HfHubHTTPError) and error.server_message) or _first_line(error)
+    """The first line of what the Hub said, else of the exception."""
+    said = error.server_message if isinstance(error, HfHubHTTPError) else None
+    return said.splitlines()[0] if said else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:
