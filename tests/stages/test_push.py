@@ -298,7 +298,7 @@ def test_a_lost_commit_is_found_below_what_others_made_on_top_of_it(
         api.create_commit(REPO, [CommitOperationDelete("README.md")], commit_message="theirs")
 
     monkeypatch.setattr(stage, "_LOOK_AGAIN", (0.0,))
-    monkeypatch.setattr(stage.time, "sleep", look)
+    monkeypatch.setattr("publisher.stages.push.time.sleep", look)
     update.hub.faults.add(Fault("POST", COMMIT, status=504, after_effect=True))
     assert update.push().commit == landed[0]
     assert update.titles == ["theirs", *AFTER]
@@ -537,7 +537,8 @@ def test_a_token_that_expires_before_the_push_is_refused_with_nothing_written(
     monkeypatch.setenv("HF_OIDC_ID_TOKEN", job.hub.github.mint(JOB, job.hub.endpoint))
     job.hub.trusted_publishers.lifetime = 1
     preflight(job.manifest, Target())
-    monkeypatch.setitem(_auth._OIDC_TOKEN_CACHE, "expires_at", float("inf"))  # type: ignore[arg-type] - as if both clocks differed
+    assert _auth._OIDC_TOKEN_CACHE is not None
+    _auth._OIDC_TOKEN_CACHE["expires_at"] = float("inf")  # a clock of the client's that is behind
     time.sleep(1.1)
     with pytest.raises(HubError, match=r"does not accept this token, or it has expired.*run the job again"):
         push(job.manifest, job.staged, target=Target())
