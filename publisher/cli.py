@@ -303,3 +303,32 @@ def demo(*, dry_run: bool, **options: Any) -> None:
         make_demo(Path("demo"), progress=progress)
     manifest = packaged_folder("manifests") / "demo.yaml"
     _run(manifest=manifest, dry_run=dry_run, hub="local", **options)
+
+
+@cli.command()
+@click.argument("target", metavar="REPO[@REVISION]")
+@click.option("--deep", is_flag=True, help="Fetch source and base too, and work the figures out again.")
+@_device
+@_json
+@_verbose
+@click.pass_context
+def audit(context: click.Context, /, target: str, *, deep: bool, device: str, as_json: bool, verbose: bool) -> None:
+    """Check a published adapter, or a local folder of one; exit 1 if a check fails."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    from publisher.audit import audit as run_audit
+    from publisher.console import progress_on, show_audit
+
+    _quiet_libraries(verbose=verbose)
+    with TemporaryDirectory() as work, progress_on(Console(stderr=True)) as progress:
+        found = run_audit(target, deep=deep, work=Path(work), device=device, progress=progress)
+    if as_json:
+        click.echo(found.to_json(), nl=False)
+    else:
+        show_audit(found, Console())
+    if found.failed:
+        names = ", ".join(f"{check.name} {check.variant}".rstrip() for check in found.failed)
+        click.echo(f"error: {len(found.failed)} of {len(found.checks)} checks failed: {names}.", err=True)
+        context.exit(1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from publisher.errors import ExtractionError, listed
+from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
 from publisher.records import LeftOut
 from publisher.tensors import TensorHeader, TensorReader
@@ -70,6 +70,7 @@ def compare(
         if not equal(*(reader.read(name) for reader in readers)):
             different.append(name)
     changed = tuple(name for name in different if not _ignored(name, ignore))
+    _require_change(changed, different)
     _require_carriable(changed, source)
     layers, layers_total = layers_of(changed, source)
     ignored = tuple(LeftOut(name=name, reason="differs") for name in different if _ignored(name, ignore))
@@ -108,7 +109,7 @@ def preflight(
     open_problems = {name: what for name, what in problems.items() if not _ignored(name, ignore)}
     if open_problems:
         raise ExtractionError(
-            f"{len(open_problems)} tensors of source and base do not match:\n"
+            f"source and base do not match in {counted(len(open_problems), 'tensor')}:\n"
             + listed(f"{name} {what}" for name, what in sorted(open_problems.items()))
             + "\n",
             expected="the same tensors in both",
@@ -128,8 +129,8 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     return name.endswith(".weight") and len(header.shape) == 2 and header.dtype in _FLOATS and not table  # noqa: PLR2004 - matrices
 
 
-def layers_of(changed: Iterable[str], headers: Mapping[str, TensorHeader]) -> tuple[tuple[int, ...], int]:
-    """The layers of the changed tensors, and how many layers the model has.
+def layers_of(changed: Iterable[str], names: Iterable[str]) -> tuple[tuple[int, ...], int]:
+    """The layers of the changed tensors, and how many layers the model with these `names` has.
 
     A layer is the first number in a tensor's name; where several stacks have numbers (text and vision), the stack
     with most of the changed tensors counts.
@@ -138,7 +139,7 @@ def layers_of(changed: Iterable[str], headers: Mapping[str, TensorHeader]) -> tu
     if not places:
         return (), 0
     stack = Counter(prefix for prefix, _ in places).most_common(1)[0][0]
-    every = (re.match(re.escape(stack) + r"(\d+)\.", name) for name in headers)
+    every = (re.match(re.escape(stack) + r"(\d+)\.", name) for name in names)
     total = 1 + max(int(match[1]) for match in every if match)
     return tuple(sorted({int(number) for prefix, number in places if prefix == stack})), total
 
@@ -168,13 +169,24 @@ def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
-def _require_carriable(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> None:
-    if not changed:
-        raise ExtractionError(
-            "base and source are equal in every tensor, so there is nothing to publish",
-            expected="a source whose linear weights differ from the base's",
-            next_step="correct source or base in the manifest",
+def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
+    if changed:
+        return
+    if different:
+        found, where = (
+            f"adapter.ignore leaves out everything that differs ({counted(len(different), 'tensor')})",
+            "adapter.ignore",
         )
+    else:
+        found, where = "base and source are equal in every tensor", "source or base"
+    raise ExtractionError(
+        f"{found}, so there is nothing to publish",
+        expected="a source whose linear weights differ from the base's",
+        next_step=f"correct {where} in the manifest",
+    )
+
+
+def _require_carriable(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> None:
     stuck = [
         f"{name} ({_by(headers[name].shape)}, {headers[name].dtype})"
         for name in changed
@@ -182,7 +194,7 @@ def _require_carriable(changed: Sequence[str], headers: Mapping[str, TensorHeade
     ]
     if stuck:
         raise ExtractionError(
-            f"{len(stuck)} tensors differ that a LoRA cannot carry:\n{listed(stuck)}\n",
+            f"source and base differ in {counted(len(stuck), 'tensor')} that a LoRA cannot carry:\n{listed(stuck)}\n",
             expected="changes in linear weights alone",
             next_step="name them under adapter.ignore in the manifest to leave them out knowingly",
         )

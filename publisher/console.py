@@ -5,6 +5,7 @@ the width of the terminal.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from publisher.artefacts import CARD
 from publisher.progress import Progress
-from publisher.records import CommitPlan, Outcome, PushOutcome, Spread, VariantOutcome
+from publisher.records import Audit, CommitPlan, Outcome, PushOutcome, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -142,6 +144,30 @@ def show_plan(plan: CommitPlan, console: Console) -> None:
             (operation.sha256 or "")[:12],
         )
     console.print(table)
+
+
+_STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
+
+
+def show_audit(audit: Audit, console: Console) -> None:
+    """The table of checks, then what is known of those that failed."""
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
+    for heading in ("variant", "check", "result", "seen"):
+        table.add_column(heading, no_wrap=heading != "seen")
+    for check in audit.checks:
+        seen = Text(check.detail.partition("\n")[0])
+        table.add_row(Text(check.variant), check.name, Text(check.status, _STYLES[check.status]), seen)
+    console.print(table)
+    for check in audit.failed:
+        if "\n" in check.detail:
+            text = f"{check.variant} {check.name}: {check.detail}".strip()
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+    counts = Counter[str](check.status for check in audit.checks)
+    where = f"{audit.repo}@{audit.revision}" if audit.revision else audit.repo
+    told = ", ".join(f"{counts[status]} {status}" for status in _STYLES)
+    console.print(f"{where}: {told}", highlight=False, soft_wrap=True)
 
 
 def spread(figures: Spread) -> str:

@@ -5,13 +5,15 @@
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
     │   ├── MissingFileError        the repository has no such file
+    │   ├── MissingRevisionError    the repository has no such commit, branch or tag
     │   ├── MissingRepositoryError  no such repository, or none this token may see
     │   ├── StaleParentError        the branch has moved since it was looked at
     │   └── UnclearAnswerError      no answer, or one that does not say whether a write took effect
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
-    └── PushError             the commit cannot be made
+    ├── PushError             the commit cannot be made
+    └── AuditError            something speaks against a published release
 
 A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
 catches these; nothing below it prints or exits.
@@ -36,12 +38,11 @@ class PublisherError(Exception):
         super().__init__(found)
 
     def __str__(self) -> str:
-        parts = [self.found.rstrip(".")]
-        if self.expected:
-            parts.append(f"Expected {self.expected}".rstrip("."))
-        if self.next_step:
-            parts.append(f"Next: {self.next_step}".rstrip("."))
-        return ". ".join(parts) + "."
+        after = (("Expected ", self.expected), ("Next: ", self.next_step))
+        sentences = [f"{opening}{part.rstrip('.')}." for opening, part in after if part]
+        if self.found.endswith("\n"):  # a list, on lines of its own
+            return self.found + " ".join(sentences)
+        return " ".join([f"{self.found.rstrip('.')}.", *sentences])
 
 
 class ManifestError(PublisherError):
@@ -60,6 +61,10 @@ class HubError(PublisherError):
 
 class MissingFileError(HubError):
     """The repository has no such file at this commit."""
+
+
+class MissingRevisionError(HubError):
+    """The repository has no such commit, branch or tag."""
 
 
 class MissingRepositoryError(HubError):
@@ -88,6 +93,15 @@ class CardError(PublisherError):
 
 class PushError(PublisherError):
     """The commit cannot be made."""
+
+
+class AuditError(PublisherError):
+    """Something speaks against a published release."""
+
+
+def counted(number: int, noun: str) -> str:
+    """1 tensor, 2 tensors."""
+    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def listed(lines: Iterable[str]) -> str:

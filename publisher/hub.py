@@ -7,16 +7,25 @@ publishing), unless a `Destination` names others; neither a token nor a header e
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_token,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     OIDCError,
@@ -29,6 +38,7 @@ from publisher.errors import (
     HubError,
     MissingFileError,
     MissingRepositoryError,
+    MissingRevisionError,
     StaleParentError,
     UnclearAnswerError,
 )
@@ -147,7 +157,18 @@ def download(repo: str, revision: str, *, filename: str, at: Destination = THE_H
         HubError: it could not be had.
     """
     with _explained(repo, revision, at=at):
+        if not isinstance(try_to_load_from_cache(repo, filename, revision=revision), str):
+            _knock(repo, revision, filename=filename, at=at)
         return Path(at.api.hf_hub_download(repo, filename, revision=revision))
+
+
+def _knock(repo: str, revision: str, *, filename: str, at: Destination) -> None:
+    """One request without retries, so that a closed door is told at once: the client would try for 20 seconds.
+
+    A Hub that answers, be it with a refusal, is left to the client.
+    """
+    with suppress(HfHubHTTPError):
+        at.api.get_hf_file_metadata(url=hf_hub_url(repo, filename, revision=revision, endpoint=at.endpoint))
 
 
 def download_all(
@@ -309,13 +330,15 @@ def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> 
     """What is not there, or not for this token."""
     if isinstance(error, GatedRepoError):
         return HubError(f"{repo} is gated", next_step=f"ask for access at {at.address}/{repo}, then: hf auth login")
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
         return MissingRepositoryError(
             f"there is no repository {repo} at {at.address}, or this token may not see it",
             next_step="correct the manifest, or: hf auth login",
         )
     if isinstance(error, RevisionNotFoundError):
-        return HubError(f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST")
+        return MissingRevisionError(
+            f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
+        )
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
         return MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}")
     return None

@@ -7,7 +7,7 @@ size is judged in its own size. Works on a local folder and on a Hub repository 
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,36 @@ def loading_problems(
 ) -> list[str]:
     """What keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
 
-    With low_cpu_mem_usage, a parameter that the file does not reach shows by staying on the meta device.
-
     Raises:
         ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
     """
-    with torch.device("meta"):
-        model = class_named(model_class)._from_config(configuration(config))  # noqa: SLF001 - transformers' own way to build from a config
-    lost = _stand_in(model, modules)
+    shapes = {module.name: module.shape for module in modules}
+    loaded, problems = load_on_config(model_class, shapes, config=config, adapter=adapter)
+    return problems + (list(_scaling_problems(loaded)) if loaded is not None else [])
+
+
+def load_on_config(
+    model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: Adapter
+) -> tuple[Any | None, list[str]]:
+    """The adapted model without the base's weights, and what of the adapter did not get there.
+
+    There is no model where the class lacks one of the modules. With low_cpu_mem_usage, a parameter that the file does
+    not reach shows by staying on the meta device.
+
+    Args:
+        model_class: a class of transformers.
+        shapes: (out, in) of each module that the adapter is for, by name.
+        config: the folder with the base's config.json.
+        adapter: at any scaling.
+
+    Raises:
+        ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
+            adapter altogether.
+    """
+    model = _empty_model(model_class, configuration(config))
+    lost = _stand_in(model, shapes)
     if lost:
-        return [f"{name} is no linear module of {model_class}" for name in lost]
+        return None, [f"{name} is no linear module of {model_class}" for name in lost]
     loaded, problems = load_adapter(model, adapter, low_cpu_mem_usage=True)
     tensors = load_file(adapter.weights)
     parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
@@ -63,28 +83,41 @@ def loading_problems(
     problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
     for name in sorted(parameters.keys() & tensors):
         problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
-    return problems + list(_scaling_problems(loaded))
+    return loaded, problems
 
 
 def class_named(name: str) -> Any:
-    """The class of that name in transformers.
+    """The model class of that name in transformers.
 
     Raises:
         ValidationError: the installed transformers has none.
     """
     found = getattr(transformers, name, None)
-    if found is None:
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ValidationError(
-            f"transformers {transformers.__version__} has no class {name}",
+            f"transformers {transformers.__version__} has no model class {name}",
             expected="a model_class that the installed transformers knows",
             next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
         )
     return found
 
 
+def _empty_model(model_class: str, config: Any) -> Any:
+    """The model without weights. A class for another configuration would build another model, or fail in its depths."""
+    found = class_named(model_class)
+    if not isinstance(config, found.config_class):
+        raise ValidationError(
+            f"{model_class} is not for the base's config.json, which is a {type(config).__name__}",
+            expected=f"{' or '.join(config.architectures or ()) or 'the class it was saved from'}, as config.json says",
+            next_step="correct model_class in the manifest",
+        )
+    with torch.device("meta"):
+        return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
+
+
 def configuration(folder: Path) -> Any:
     """The model's configuration, from config.json in this folder."""
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def load_adapter(model: Any, adapter: Adapter, *, low_cpu_mem_usage: bool = False) -> tuple[Any, list[str]]:
@@ -122,16 +155,15 @@ def _hub_arguments(adapter: Adapter) -> dict[str, str | None]:
     return {"subfolder": adapter.subfolder, "revision": adapter.revision}
 
 
-def _stand_in(model: Any, modules: Sequence[ModuleExtraction]) -> list[str]:
+def _stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it.
 
     Returns the names that are no linear modules of this model.
     """
     there = dict(model.named_modules())
-    lost = [module.name for module in modules if not isinstance(there.get(module.name), torch.nn.Linear)]
-    for module in modules if not lost else ():
-        weight = torch.zeros(1).expand(module.shape)
-        there[module.name].weight = torch.nn.Parameter(weight, requires_grad=False)
+    lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear)]
+    for name, shape in shapes.items() if not lost else ():
+        there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shape), requires_grad=False)
     return lost
 
 

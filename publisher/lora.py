@@ -12,6 +12,7 @@ is seeded by the tensor's name and has fixed signs: the same input gives the sam
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +24,12 @@ FIRST_WIDTH = 128  # where the rank is not known beforehand
 EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
 SETTLED = 5e-4  # of the squared residual: half of the 0.1 % that the residual may differ from the optimum
-NOISE_BLOCK = 8
-NOISE_DEPTH = 6
+RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
+KRYLOV_BLOCK = 8
+NOISE_DEPTH = 6  # passes forth and back over drawn noise
+NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
+EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
+BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,10 @@ class MergeQuality:
 
 def update_of(base: Tensor, source: Tensor) -> Tensor:
     """D = F - W in float32, the base first cast to the source's dtype; shape (m, n)."""
-    return source.float() - base.to(source.dtype).float()
+    delta = torch.empty(source.shape, device=source.device)
+    for rows in _row_blocks(source):
+        torch.sub(source[rows].float(), base[rows].to(source.dtype).float(), out=delta[rows])
+    return delta
 
 
 def step_of(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -104,42 +112,64 @@ def seeded(name: str, device: torch.device) -> torch.Generator:
 def rounding_noise(source: Tensor, *, name: str) -> Noise:
     """Norm and edge of the errors that one rounding to `source.dtype` makes at these values.
 
-    The norm is sqrt(sum step^2 / 12). The edge is measured: errors are drawn with the same steps and their largest
-    singular value found in a block Krylov space; a closed form from row and column norms is up to twice too high
-    where rows or columns have outliers. Small matrices are drawn several times, since theirs fluctuates.
+    Uniform errors within half a step have the deviation step / sqrt(12); the norm follows from that. The edge is
+    measured, since a closed form from row and column norms is up to twice too high where rows or columns have
+    outliers: errors of that size and random sign are drawn and their largest singular value found. They stand for
+    the uniform ones without the luck of the draw, which tells where a few rows or elements outweigh the others.
+    Small matrices are drawn several times, because theirs fluctuates with the signs as well.
     """
-    step = step_of(source.float(), source.dtype)
-    norm = math.sqrt(_squared_norm(step) / 12)
     generator = seeded(f"noise of {name}", source.device)
     draws = min(8, max(1, (1 << 18) // source.numel()))
-    edge = max(_largest_singular_value(_drawn(step, generator), generator=generator) for _ in range(draws))
-    margin = 1 + min(source.shape) ** (-2 / 3)  # Tracy-Widom: the scale on which a largest singular value fluctuates
-    return Noise(norm=norm, edge=edge * margin)
+    errors = [_drawn_errors(source, generator) for _ in range(draws)]
+    return Noise(
+        norm=math.sqrt(squared_norm(errors[0])), edge=max(_edge_of(drawn, generator=generator) for drawn in errors)
+    )
 
 
-def _drawn(step: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.rand(step.shape, generator=generator, device=step.device)
-    return noise.sub_(0.5).mul_(step)
+def _drawn_errors(source: Tensor, generator: torch.Generator) -> Tensor:
+    """Errors of step / sqrt(12) each, with random signs; float32, (m, n)."""
+    errors = torch.empty(source.shape, device=source.device)
+    for rows in _row_blocks(source):
+        size = step_of(source[rows].float(), source.dtype).mul_(12**-0.5)
+        torch.copysign(size, _random_bytes(size, generator).float(), out=errors[rows])
+    return errors
 
 
-def _largest_singular_value(
-    matrix: Tensor, *, generator: torch.Generator, without: tuple[Tensor, Tensor] | None = None
-) -> float:
-    """Largest singular value of matrix - left right^T, with `without` = (left, right), never formed.
+def _random_bytes(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform int8, eight to a draw: drawing one by one would take longer than all products with the matrix."""
+    words = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device=like.device)
+    return words.random_(-(1 << 63), None, generator=generator).view(torch.int8)[: like.numel()].view(like.shape)
 
-    Rayleigh-Ritz over a block Krylov space: noise has no gap after its first value, and power iteration would
-    take far more passes over the matrix. The value comes out about 1 % low on the largest matrices.
+
+def _edge_of(errors: Tensor, *, generator: torch.Generator) -> float:
+    """The largest singular value of the errors and some deviations more.
+
+    It moves by u^T E v where the errors move by E (u, v its singular vectors), so its variance is the sum of
+    (u_i v_j)^2 times that of each error: large where one row or element makes the edge, small where all do.
     """
-    width = min(NOISE_BLOCK, *matrix.shape)
+    u, sigma, v = _leading(errors, _gaussian(errors.shape[1], KRYLOV_BLOCK, generator), depth=NOISE_DEPTH)
+    variance = sum(squared_norm(errors[rows] * u[rows, None] * v) for rows in _row_blocks(errors))
+    return sigma + EDGE_DEVIATIONS * math.sqrt(variance)
+
+
+def _leading(
+    matrix: Tensor, start: Tensor, *, depth: int, without: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, float, Tensor]:
+    """Largest singular value, with its vectors, of matrix - left right^T; `without` = (left, right), never formed.
+
+    Rayleigh-Ritz over the block Krylov space of `start` (n, w): noise has no gap after its first value, and power
+    iteration would take far more passes over the matrix. The value comes out 1 to 2 % low on the largest matrices.
+    """
     left, right = without or (matrix.new_zeros(matrix.shape[0], 0), matrix.new_zeros(matrix.shape[1], 0))
-    block = orthonormal(_gaussian(matrix.shape[1], width, generator))
-    images = []
-    for _ in range(min(NOISE_DEPTH, min(matrix.shape) // width)):
-        images.append(matrix @ block - left @ (right.T @ block))
-        image = orthonormal(images[-1])
-        block = orthonormal(matrix.T @ image - right @ (left.T @ image))
+    block = orthonormal(start[:, : min(matrix.shape)])
+    images: list[Tensor] = []
+    for _ in range(min(depth, min(matrix.shape) // block.shape[1])):
+        image = orthonormal(matrix @ block - left @ (right.T @ block))
+        images.append(image)
+        block = orthonormal((image.T @ matrix).T - right @ (left.T @ image))
     space = orthonormal(torch.cat(images, dim=1))
-    return float(torch.linalg.matrix_norm(matrix.T @ space - right @ (left.T @ space), ord=2))
+    u, s, vh = torch.linalg.svd((space.T @ matrix) - (space.T @ left) @ right.T, full_matrices=False)
+    return space @ u[:, 0], float(s[0]), vh[0]
 
 
 def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: str) -> Decomposition:
@@ -166,17 +196,19 @@ def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: 
 
 
 def _exact(delta: Tensor, *, rank: int | Literal["auto"], edge: float) -> Decomposition:
-    u, s, vh = torch.linalg.svd(delta, full_matrices=False)
+    """In float64: LAPACK's float32 errors would pass for singular values above a float32 source's edge."""
+    u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
     keep = _kept(s, rank, edge)
-    residual = math.sqrt(_squared_norm(s[keep:]))
-    return _signed(u[:, :keep], s[:keep], vh[:keep].T, sigma_next=_at(s, keep), residual=residual, method="exact svd")
+    kept = u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float()
+    after = float(s[keep]) if keep < s.shape[0] else None
+    return _finished(delta, kept, sigma_next=after, method="exact svd")
 
 
 def _randomized(
     delta: Tensor, *, rank: int | Literal["auto"], edge: float, generator: torch.Generator, width: int
 ) -> Decomposition | None:
     """None where the width shows no end of the signal or the residual does not settle."""
-    total = _squared_norm(delta)
+    total = squared_norm(delta)
     q = orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
     before = math.inf
     for _ in range(POWER_ITERATIONS):
@@ -185,11 +217,13 @@ def _randomized(
         keep = _kept(values, rank, edge)
         if keep > width - OVERSAMPLING:
             return None
-        residual = max(total - _squared_norm(values[:keep]), 0.0)
+        residual = max(total - squared_norm(values[:keep]), 0.0)  # good enough to see it settle
         if _settled(before, residual, values=values, keep=keep, total=total):
-            u, s, v = _rotated(q, z, values=values, rotation=rotation[:, :keep])
-            after = _largest_singular_value(delta, generator=generator, without=(u * s, v))
-            return _signed(u, s, v, sigma_next=after, residual=math.sqrt(residual), method="randomized svd")
+            u, s, v = _rotated(q, z, values=values, rotation=rotation)
+            kept = u[:, :keep], s[:keep], v[:, :keep]
+            beyond, fit = v[:, keep : keep + KRYLOV_BLOCK], (kept[0] * kept[1], kept[2])
+            _, after, _ = _leading(delta, beyond, depth=NEXT_DEPTH, without=fit)
+            return _finished(delta, kept, sigma_next=after, method="randomized svd")
         before = residual
         q = orthonormal(delta @ orthonormal(z))
     return None
@@ -211,52 +245,57 @@ def _settled(before: float, residual: float, *, values: Tensor, keep: int, total
 
 def _small_spectrum(z: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values, descending, and right rotation of z (n, w) from its Gram matrix in float64."""
-    squares, vectors = torch.linalg.eigh(_gram(z))
+    wide = z.double()
+    squares, vectors = torch.linalg.eigh(wide.T @ wide)
     return squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
 
 
 def _rotated(q: Tensor, z: Tensor, *, values: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    kept = rotation.float()
-    s = values[: kept.shape[1]].float()
-    return q @ kept, s, (z @ kept) / s.clamp_min(torch.finfo(torch.float32).smallest_normal)
+    """U, S and V of q z^T; columns of V below float32's resolution are shorter than 1."""
+    divisors = values.clamp_min(float(values[0]) * torch.finfo(torch.float32).eps).clamp_min(1e-38)
+    return q @ rotation.float(), values.float(), ((z.double() @ rotation) / divisors).float()
 
 
-def _signed(
-    u: Tensor,
-    s: Tensor,
-    v: Tensor,
+def _finished(
+    delta: Tensor,
+    svd: tuple[Tensor, Tensor, Tensor],
     *,
     sigma_next: float | None,
-    residual: float,
     method: Literal["randomized svd", "exact svd"],
 ) -> Decomposition:
-    largest = v.abs().argmax(dim=0, keepdim=True)
-    sign = torch.where(v.gather(0, largest) < 0, -1.0, 1.0) if v.numel() else torch.ones(1, 0)
-    return Decomposition(u * sign, s, v * sign, sigma_next, residual, method)
+    """The decomposition (U, S, V) with its signs fixed and its residual measured.
+
+    Taken from the norms of D and S alone, the residual would drown in float32 where the fit is close.
+    """
+    u, s, v = svd
+    largest = v.gather(0, v.abs().argmax(dim=0, keepdim=True)) if v.numel() else v.new_ones(1, 0)
+    sign = torch.where(largest < 0, -1.0, 1.0)
+    u, v = u * sign, v * sign
+    scaled = u * s
+    residual = sum(squared_norm(delta[rows] - scaled[rows] @ v.T) for rows in _row_blocks(delta))
+    return Decomposition(u, s, v, sigma_next, math.sqrt(residual), method)
 
 
 def _kept(values: Tensor, rank: int | Literal["auto"], edge: float) -> int:
-    return int((values > edge).sum()) if rank == "auto" else min(rank, int(values.shape[0]))
-
-
-def _at(values: Tensor, index: int) -> float | None:
-    return float(values[index]) if index < values.shape[0] else None
+    if rank == "auto":
+        return int((values > max(edge, RESOLUTION * float(values[0]))).sum())
+    return min(rank, int(values.shape[0]))
 
 
 def orthonormal(y: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of y (m, w), m >= w, by CholeskyQR2 with Gram matrices in float64.
+    """An orthonormal basis of the columns of y (m, w), m >= w, by CholeskyQR2 in float64.
 
     Two passes of matrix products, far cheaper than Householder QR, which takes over where the columns depend on
     each other too closely for a Cholesky factor.
     """
-    q = y
+    q = y.double()
     for _ in range(2):
-        factor, failed = torch.linalg.cholesky_ex(_gram(q))
+        factor, failed = torch.linalg.cholesky_ex(q.T @ q)
         if failed:
             householder: Tensor = torch.linalg.qr(y).Q
             return householder
-        q = torch.linalg.solve_triangular(factor.float(), q.T, upper=False).T
-    return q
+        q = torch.linalg.solve_triangular(factor, q.T, upper=False).T
+    return q.to(y.dtype)
 
 
 def factors_of(found: Decomposition, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -285,28 +324,26 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
     a32, b32 = a.float(), b.float()
     error = total = 0.0
     exact = 0
-    rows = max(1, (1 << 21) // source.shape[1])
-    for start in range(0, source.shape[0], rows):
-        block = slice(start, start + rows)
-        weight, release = base[block].to(source.dtype).float(), source[block]
+    for rows in _row_blocks(source):
+        weight, release = base[rows].to(source.dtype).float(), source[rows]
         delta = release.float() - weight
-        product = b32[block] @ a32
-        total += _squared_norm(delta)
-        error += _squared_norm(delta.sub_(product))
+        product = b32[rows] @ a32
+        total += squared_norm(delta)
+        error += squared_norm(delta.sub_(product))
         exact += int((product.add_(weight).to(source.dtype) == release).sum())
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)
+
+
+def _row_blocks(matrix: Tensor) -> Iterator[slice]:
+    rows = max(1, BLOCK_ELEMENTS // matrix.shape[1])
+    return (slice(start, start + rows) for start in range(0, matrix.shape[0], rows))
 
 
 def _gaussian(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.randn(rows, columns, generator=generator, device=generator.device)
 
 
-def _gram(y: Tensor) -> Tensor:
-    wide = y.double()
-    return wide.T @ wide
-
-
-def _squared_norm(x: Tensor) -> float:
+def squared_norm(x: Tensor) -> float:
     """Sum of squares: float32 along rows, which are short, and float64 over them, which may be many."""
     if x.dim() == 1:
         return float(x.double().square().sum())

@@ -341,10 +341,13 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def read_manifest(path: Path) -> tuple[Manifest | None, tuple[Problem, ...]]:
-    """The manifest, or every problem that keeps it from being one; never both."""
+def read_manifest(path: Path, *, templates: bool = True) -> tuple[Manifest | None, tuple[Problem, ...]]:
+    """The manifest, or every problem that keeps it from being one; never both.
+
+    Without `templates` it is none that the card's templates are not there: whoever reads a release has no use for them.
+    """
     text, problems = read_text(path)
-    return (None, problems) if text is None else parse_manifest(path, text)
+    return (None, problems) if text is None else parse_manifest(path, text, templates=templates)
 
 
 def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
@@ -359,7 +362,7 @@ def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
         return None, (Problem(path, "", f"cannot be read ({error.strerror}); give a YAML file"),)
 
 
-def parse_manifest(path: Path, text: str) -> tuple[Manifest | None, tuple[Problem, ...]]:
+def parse_manifest(path: Path, text: str, *, templates: bool = True) -> tuple[Manifest | None, tuple[Problem, ...]]:
     """As `read_manifest`, from the text that the file holds or is about to hold."""
     data, problems = _parse_yaml(path, text)
     if data is None:
@@ -371,8 +374,8 @@ def parse_manifest(path: Path, text: str) -> tuple[Manifest | None, tuple[Proble
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         found = (_problem(path, details) for details in error.errors(include_url=False))
-        return None, (*problems, *found, *_template_problems(path, data))
-    problems = (*problems, *_template_problems(path, data))
+        return None, (*problems, *found, *(_template_problems(path, data) if templates else ()))
+    problems = (*problems, *(_template_problems(path, data) if templates else ()))
     return (None, problems) if problems else (manifest, ())
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
 from publisher.commitplan import dry_plan, staged_files
@@ -35,9 +34,6 @@ from publisher.records import (
 )
 from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
-
-if TYPE_CHECKING:
-    import torch
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
 _VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "stages/validate.py")
@@ -104,6 +100,7 @@ def run(options: Run, progress: Progress) -> Outcome:
     """
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
+    _clear_partial_files(options.staged)
     with _target(options) as target:
         if options.writes:
             progress("checking that the Hub can be written to")
@@ -121,6 +118,12 @@ def run(options: Run, progress: Progress) -> Outcome:
         plan=plan,
         push=pushed,
     )
+
+
+def _clear_partial_files(staged: Path) -> None:
+    """What a run that was killed had half written is no part of a release."""
+    for path in staged.rglob(".*.partial"):
+        path.unlink()
 
 
 def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
@@ -223,8 +226,10 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
     if not place.options.includes("extract"):
         return Extraction.read(evidence), False
+    from publisher.devices import chosen_device
     from publisher.stages import extract as stage
 
+    device = chosen_device(place.options.device)
     key = _extraction_key(place.variant, pair.pins)
     if place.options.first != "extract" and not _lapse(marker, key, folder=place.staged):
         return Extraction.read(evidence), True
@@ -234,7 +239,7 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
         base=pair.base,
         staged=place.staged,
         work=place.work(""),
-        device=_device(place.options.device),
+        device=device,
         progress=progress,
     )
     _mark(marker, key, files=[evidence, place.staged / CONFIG, place.staged / ADAPTER])
@@ -256,6 +261,7 @@ def _validation(
         return None, False
     if place.options.first != "validate" and not _validation_lapse(place):
         return Validation.read(result), True
+    from publisher.devices import chosen_device
     from publisher.stages.validate import validate
 
     validation = validate(
@@ -264,7 +270,7 @@ def _validation(
         source=pair.source,
         base=pair.base,
         staged=place.staged,
-        device=_device(place.options.device),
+        device=chosen_device(place.options.device),
         progress=progress,
     )
     validation.write(result)
@@ -273,8 +279,11 @@ def _validation(
 
 
 def validation_key(staged: Path) -> str:
-    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges."""
-    files = [sha256_of(path) if (path := staged / name).is_file() else None for name in (EXTRACTION, CONFIG, ADAPTER)]
+    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges.
+
+    A file that is missing has no digest; to say so is the validation's business.
+    """
+    files = [sha256_of(file) if file.is_file() else "" for file in map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER))]
     return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 
@@ -302,22 +311,6 @@ def _is_as_left(path: Path, digest: str) -> bool:
 def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
     digests = tuple(FileDigest(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in files)
     Marker(key=key, files=digests).write(marker)
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise ManifestError(
-            f"--device {name} cannot be used here ({reason})", expected="auto, cpu, cuda or cuda:N"
-        ) from None
-    return device
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json."""
-    return _read_json(folder / CONFIG)
+    return read_json(folder / CONFIG)
 
 
 def checkpoint_files(folder: Path) -> tuple[str, ...]:
@@ -88,16 +89,22 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
 
     Raises:
-        FetchError: no such folder, missing or damaged files, tensors the index names and no shard holds.
+        FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
     """
-    if INDEX in checkpoint_files(folder):
-        return _sharded_headers(folder)
-    return dict(sorted(_file_header(folder / SINGLE).items()))
+    sharded = INDEX in checkpoint_files(folder)
+    headers = _sharded_headers(folder) if sharded else file_headers(folder / SINGLE)
+    if not headers:
+        raise FetchError(
+            f"{folder / (INDEX if sharded else SINGLE)} holds no tensor",
+            expected="the model's weights",
+            next_step="download or save the checkpoint again",
+        )
+    return dict(sorted(headers.items()))
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
     index = folder / INDEX
-    shards = {name: _file_header(_shard(index, name)) for name in shards_of(index)}
+    shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
     headers = {name: header for shard in shards.values() for name, header in shard.items()}
     lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
     if lost:
@@ -106,21 +113,26 @@ def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="each tensor in the shard the index gives",
             next_step="download or save the checkpoint again",
         )
-    return dict(sorted(headers.items()))
+    return headers
 
 
 def _shard(index: Path, name: str) -> Path:
-    shard = index.parent / name
-    if Path(name).name != name or not shard.is_file():
+    shard, inside = index.parent / name, Path(name).name == name
+    if not inside or not shard.is_file():
         raise FetchError(
-            f"{index} names the shard {name}, which is missing",
+            f"{index} names the shard {name}, which {'is missing' if inside else 'is outside the folder'}",
             expected="every shard beside its index",
             next_step="download the missing shard, or save the checkpoint again",
         )
     return shard
 
 
-def _file_header(file: Path) -> dict[str, TensorHeader]:
+def file_headers(file: Path) -> dict[str, TensorHeader]:
+    """Name, dtype and shape of every tensor of one safetensors file.
+
+    Raises:
+        FetchError: it is missing, cut short or no safetensors file.
+    """
     with _opened(file, framework="np") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         return {name: TensorHeader(s.get_dtype(), tuple(s.get_shape()), file) for name, s in slices.items()}
@@ -131,16 +143,26 @@ def _opened(file: Path, *, framework: str) -> Iterator[Any]:
     try:
         with safe_open(file, framework=framework) as opened:
             yield opened
+    except FileNotFoundError:
+        raise FetchError(f"{file} is missing", next_step="download or save it again") from None
     except (SafetensorError, OSError) as error:
+        pointer = _is_lfs_pointer(file)
         raise FetchError(
-            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: {error}",
+            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: "
+            + ("it is a Git LFS pointer" if pointer else str(error)),
             expected="a file as long as its header says",
-            next_step="download or save that file again",
+            next_step="git lfs pull" if pointer else "download or save that file again",
         ) from None
 
 
+def _is_lfs_pointer(file: Path) -> bool:
+    """What a git clone without Git LFS puts in the place of the weights."""
+    with file.open("rb") as opened:
+        return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise FetchError(
             f"{index} has no weight_map of tensor names to shards",
@@ -150,7 +172,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in this file.
+
+    Raises:
+        FetchError: it is missing, or holds something else.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -5,13 +5,21 @@ Golden files hold text exactly as a user sees it. After a change that is meant, 
     UPDATE_GOLDEN=1 python -m pytest tests
 """
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from publisher.demo import make_demo
+from publisher.files import packaged_folder
+from publisher.pipeline import Run, run
+from publisher.progress import silent
+
+# The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Golden = Callable[[Path, str], None]
 
@@ -36,3 +44,29 @@ def demo_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("session") / "demo"
     make_demo(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_run(demo_pairs: Path) -> Path:
+    """A folder in which manifests/demo.yaml was run once for all tests: ./demo, ./dist/demo and ./dist/demo.work.
+
+    Read it, never write into it.
+    """
+    with contextlib.chdir(demo_pairs.parent):
+        run(Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu"), silent)
+    return demo_pairs.parent
+
+
+@pytest.fixture
+def own_demo_run(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run to change or spoil, in the working folder, with a manifest of its own: ./demo.yaml.
+
+    The pairs in ./demo are links to the session's.
+    """
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo_run / "dist", "dist")
+    Path("demo").mkdir()
+    for pair in (path for path in (demo_run / "demo").iterdir() if path.is_dir()):
+        Path("demo", pair.name).symlink_to(pair)
+    shutil.copy(packaged_folder("manifests") / "demo.yaml", "demo.yaml")
+    return tmp_path

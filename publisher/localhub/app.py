@@ -48,7 +48,7 @@ def routes() -> list[Route]:
     """Every address, in the order in which they are tried."""
     from publisher.localhub.routes import accounts, commits, files, lfs, refs, repos, xet
 
-    parts = (accounts, lfs, xet, repos, commits, refs, files)
+    parts = (accounts, lfs, xet, commits, refs, files, repos)
     return [route for part in parts for route in part.ROUTES]
 
 
@@ -83,9 +83,11 @@ class Journal:
 
         try:
             await self._app(scope, receive, noting)
-        finally:
-            if not answered:
-                self._note(scope, "no answer")
+        except Exception:  # noqa: BLE001 - whatever it is, it is logged whole
+            # Starlette has answered 500. Told of the error, uvicorn would close a connection still in use.
+            _log.exception("the local Hub has failed")
+        if not answered:
+            self._note(scope, "no answer")
 
     def _note(self, scope: Scope, outcome: str) -> None:
         self.lines.append(f"{scope['method']} {scope['path']} {outcome}")

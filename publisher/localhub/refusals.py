@@ -41,6 +41,11 @@ def bad_request(what: str) -> Refusal:
     return Refusal(400, f"local Hub: {what}")
 
 
+def bad_path(why: str) -> Refusal:
+    """422: a path that cannot be committed."""
+    return Refusal(422, f"local Hub: the path cannot be committed: {why}")
+
+
 def bad_token() -> Refusal:
     """401: a token that is unknown or has expired. The client knows this text and shows it as it is."""
     return Refusal(401, "Invalid credentials in Authorization header")
@@ -63,7 +68,7 @@ def repository_not_found() -> Refusal:
 
 def revision_not_found(revision: str) -> Refusal:
     """404, read by the client as RevisionNotFoundError."""
-    return Refusal(404, f"local Hub: invalid rev id: {revision}", code="RevisionNotFound")
+    return Refusal(404, f"local Hub: Invalid rev id: {revision}", code="RevisionNotFound")
 
 
 def entry_not_found(path: str, *, revision: str = "") -> Refusal:
@@ -74,7 +79,7 @@ def entry_not_found(path: str, *, revision: str = "") -> Refusal:
 
 def exists_already(what: str, *, url: str = "") -> Refusal:
     """409; the client's exist_ok needs the `url` of a repository that exists."""
-    return Refusal(409, f"local Hub: {what} exists already", body={"url": url} if url else None)
+    return Refusal(409, f"local Hub: {what} already exists", body={"url": url} if url else None)
 
 
 def stale_parent() -> Refusal:

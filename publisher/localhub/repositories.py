@@ -7,7 +7,7 @@ refused (412) if the branch has moved. A commit appears whole or not at all.
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +16,11 @@ import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
 from publisher.localhub.refusals import (
+    bad_path,
     bad_request,
     entry_not_found,
     exists_already,
+    forbidden,
     repository_not_found,
     revision_not_found,
     stale_parent,
@@ -45,7 +47,6 @@ class Delete:
     """Remove a file, or a folder with all that is in it."""
 
     path: str
-    folder: bool = False
 
 
 Change = Put | Delete
@@ -130,7 +131,7 @@ class Repository:
         """The tree of `start` with the changes made, in order; nothing refers to it yet.
 
         Raises:
-            Refusal: 400 for a path that git does not take, 404 for a deletion of what is not there.
+            Refusal: 422 for a path that git or the Hub does not take, 404 for a deletion of what is not there.
         """
         index = pygit2.Index()
         index.read_tree(self._commit(start).tree)
@@ -139,7 +140,7 @@ class Repository:
                 self._apply(change, index)
             return str(index.write_tree(self._git))
         except pygit2.GitError as error:
-            raise bad_request(f"git does not take a path ({error})") from error
+            raise bad_path(str(error)) from error
 
     def commit(self, tree: str, message: str, *, ref: str, parent: str | None) -> str:
         """Move `ref` from `parent` to a new commit of `tree`; refused (412) if it is no longer at `parent`."""
@@ -171,7 +172,9 @@ class Repository:
         self._git.create_tag(name, commit, ObjectType.COMMIT, pygit2.Signature(*_AUTHOR), message)
 
     def delete_ref(self, ref: str) -> None:
-        """Remove a branch or a tag."""
+        """Remove a branch or a tag; refused (403) for the main branch."""
+        if ref == f"refs/heads/{MAIN}":
+            raise forbidden("Cannot delete refs/heads/main")
         if ref not in self._git.references:
             raise revision_not_found(ref)
         self._git.references.delete(ref)
@@ -210,15 +213,15 @@ class Repository:
     def _create_ref(self, ref: str, commit: str) -> None:
         _require_ref_name(ref)
         if ref in self._git.references:
-            raise exists_already(f"reference {ref}")
+            raise exists_already(f"Reference {ref}")
         self._git.references.create(ref, commit)
 
     def _apply(self, change: Change, index: pygit2.Index) -> None:
         if isinstance(change, Delete):
             _remove(change, index)
             return
-        if change.path.startswith("/"):  # git would quietly take it without the slash
-            raise bad_request(f"the path {change.path} is absolute")
+        if change.path.startswith("/") or "\\" in change.path:  # git would take both, the Hub does not
+            raise bad_path(f"{change.path} is absolute, or holds a backslash")
         index.add(pygit2.IndexEntry(change.path, self._git.create_blob(change.content), FileMode.BLOB))
 
 
@@ -244,7 +247,7 @@ class Repositories:
         """A repository whose one commit holds .gitattributes, as on the Hub; refused (409) if there is one."""
         folder = self._path(resource)
         if folder.exists():
-            raise exists_already(f"{resource}", url=url)
+            raise exists_already(f"Repository {resource}", url=url)
         git = pygit2.init_repository(str(folder), bare=True, initial_head=MAIN)
         if private:
             git.config["localhub.private"] = True
@@ -279,9 +282,9 @@ def _walked(tree: pygit2.Tree, prefix: str, *, recursive: bool) -> Iterator[Entr
 
 
 def _remove(change: Delete, index: pygit2.Index) -> None:
-    inside = f"{change.path.rstrip('/')}/"
-    doomed: Sequence[str] = [e.path for e in index if e.path.startswith(inside)] if change.folder else [change.path]
-    if not doomed or any(path not in index for path in doomed):
+    path = change.path.rstrip("/")
+    doomed = [entry.path for entry in index if entry.path == path or entry.path.startswith(f"{path}/")]
+    if not doomed:
         raise entry_not_found(change.path)
     for path in doomed:
         index.remove(path)

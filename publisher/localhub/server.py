@@ -68,7 +68,7 @@ class LocalHub:
             ws="none",
             proxy_headers=False,
             server_header=False,
-            headers=[("server", "local-hub")],
+            headers=[("server", "local-hub"), ("x-request-id", "local Hub")],  # the client shows it in its errors
             timeout_graceful_shutdown=5,
         )
         self._server = uvicorn.Server(config)

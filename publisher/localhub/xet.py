@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 from publisher.files import write_text
 from publisher.localhub.lfs import LfsStore
@@ -25,6 +26,7 @@ class XetStore:
     def __init__(self, folder: Path, *, lfs: LfsStore) -> None:
         self._folder = folder
         self._lfs = lfs
+        self._adding = Lock()  # shards come in on several threads, and may announce the same file
         for name in ("xorbs", "files", "names"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -43,8 +45,9 @@ class XetStore:
     def add_shard(self, shard: bytes) -> None:
         """Take in the files of a shard; refused (400) if one cannot be rebuilt or has another SHA-256."""
         try:
-            for file in files_in_shard(shard):
-                self._add_file(file)
+            with self._adding:
+                for file in files_in_shard(shard):
+                    self._add_file(file)
         except (ValueError, RuntimeError, FileNotFoundError) as error:  # LZ4 raises RuntimeError
             raise bad_request(f"the shard cannot be used: {type(error).__name__}") from error
 

@@ -17,6 +17,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
+from publisher.artefacts import EXTRACTION, VERIFICATION
 from publisher.errors import CardError
 from publisher.files import packaged_folder
 from publisher.manifest import Manifest, Reference, Variant
@@ -48,15 +49,31 @@ def load_evidence(manifest: Manifest, staged: Path) -> tuple[Evidence, ...]:
 
 
 def _evidence(variant: Variant, folder: Path) -> Evidence:
-    file = folder / "extraction.json"
+    extraction = load_extraction(variant, folder / EXTRACTION)
+    return Evidence(variant, extraction, load_verification(extraction, folder / VERIFICATION))
+
+
+def load_extraction(variant: Variant, file: Path) -> Extraction:
+    """The variant's extraction.json.
+
+    Raises:
+        CardError: it is missing, or of another path, checkpoint or setting than the manifest's.
+        FetchError: it is damaged or of another schema.
+    """
     if not file.is_file():
         raise CardError(f"{file} does not exist", next_step="publish extract --manifest MANIFEST")
     extraction = Extraction.read(file)
     _agree(file, _found(extraction), expected=_wanted(variant), command="extract")
-    return Evidence(variant, extraction, _verification(folder / "verification.json", extraction))
+    return extraction
 
 
-def _verification(file: Path, extraction: Extraction) -> Verification | None:
+def load_verification(extraction: Extraction, file: Path) -> Verification | None:
+    """The variant's verification.json, if there is one.
+
+    Raises:
+        CardError: it is of another path or adapter than extraction.json.
+        FetchError: it is damaged or of another schema.
+    """
     if not file.is_file():
         return None
     verification = Verification.read(file)

@@ -11,8 +11,7 @@ the manifest does not leave out, and whatever contradicts the manifest's `expect
 
 import math
 import shutil
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,21 +21,19 @@ from publisher import lora, provenance
 from publisher.adapter import Factors, adapter_config, padded, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, compare, ranges
-from publisher.errors import ExtractionError, listed
+from publisher.errors import ExtractionError, counted, listed
 from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
 from publisher.manifest import AdapterSettings, Expectation, Variant
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
-    ExtractionSummary,
     FileDigest,
     ModuleExtraction,
-    RankCount,
     Settings,
     Snapshot,
-    Spread,
     Tools,
 )
+from publisher.summary import summarise
 from publisher.tensors import TensorReader, read_headers
 
 CODE = (
@@ -45,6 +42,7 @@ CODE = (
     "files.py",
     "lora.py",
     "records.py",
+    "summary.py",
     "tensors.py",
     "stages/extract.py",
 )  # what decides the bytes
@@ -117,12 +115,12 @@ def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, setti
     Raises:
         ExtractionError: NaN or infinity in either weight.
     """
-    delta = lora.update_of(base, source)
-    _require_finite(name, source, base=base, delta=delta)
+    _require_finite(name, source, base=base)
     noise = lora.rounding_noise(source, name=name)
+    delta = lora.update_of(base, source)
     found = lora.decompose(delta, rank=settings.rank, edge=noise.edge, name=name)
-    size = float(torch.linalg.vector_norm(delta))
-    unchanged = int((delta == 0).sum())
+    size = math.sqrt(lora.squared_norm(delta))
+    unchanged = delta.numel() - int(delta.count_nonzero())
     del delta
     b, a = lora.factors_of(found, _DTYPES[settings.dtype])
     quality = lora.merge_quality(base, source, b=b, a=a)
@@ -203,12 +201,14 @@ def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
 
 
-def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor, delta: torch.Tensor) -> None:
-    if bool(torch.isfinite(delta).all()):
+def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
+    sides = {"source": source, "base": base.to(source.dtype)}
+    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
         return
-    counts = {"source": int((~torch.isfinite(source)).sum()), "base": int((~torch.isfinite(base)).sum())}
+    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
     raise ExtractionError(
-        f"{name} holds NaN or infinity: " + " and ".join(f"{n} elements in the {side}" for side, n in counts.items()),
+        f"{name} holds NaN or infinity: "
+        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
         expected="finite weights",
         next_step="check that checkpoint; it is damaged or its training diverged",
     )
@@ -218,7 +218,7 @@ def _require_signal(modules: Sequence[Factors]) -> None:
     silent = [module.figures.name for module in modules if module.figures.rank == 0]
     if silent:
         raise ExtractionError(
-            f"{len(silent)} modules differ by nothing that stands out of rounding noise:\n{listed(silent)}\n",
+            f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
             expected="singular values above the noise edge",
             next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
         )
@@ -250,7 +250,7 @@ def _assemble(
         base=base,
         settings=_settings(variant),
         tools=tools,
-        summary=_summary(figures, seen, rank=rank, staged=staged),
+        summary=summarise(figures, seen, adapter=_digest(staged / ADAPTER), config=_digest(staged / CONFIG)),
         modules=figures,
     )
     extraction.write(staged / EXTRACTION)
@@ -259,47 +259,6 @@ def _assemble(
 
 def _settings(variant: Variant) -> Settings:
     return Settings(**variant.adapter.model_dump(), model_class=variant.model_class)
-
-
-def _summary(modules: tuple[ModuleExtraction, ...], seen: Comparison, *, rank: int, staged: Path) -> ExtractionSummary:
-    elements = [math.prod(module.shape) for module in modules]
-    exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
-    ratios = [module.ratio for module in modules if module.ratio is not None]
-    return ExtractionSummary(
-        linears=len(modules),
-        layers=ranges(seen.layers),
-        layers_total=seen.layers_total,
-        rank=rank,
-        ranks=_rank_counts(modules),
-        tensors_equal=seen.equal,
-        tensors_base_only=seen.base_only,
-        left_out=seen.left_out,
-        parameters=sum(module.alpha * sum(module.shape) for module in modules),
-        adapter=_digest(staged / ADAPTER),
-        config=_digest(staged / CONFIG),
-        relative_error=_spread(module.relative_error for module in modules),
-        fit_error=_spread(module.fit_error for module in modules),
-        rounding_floor=_spread(module.rounding_floor for module in modules),
-        ratio=_spread(ratios) if ratios else None,
-        update_rms=_spread(module.update_rms for module in modules),
-        exact_share=exact / sum(elements),
-        exact_share_modules=_spread(module.exact_share for module in modules),
-    )
-
-
-def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:
-    by_rank: dict[int, list[str]] = {}
-    for module in modules:
-        by_rank.setdefault(module.rank, []).append(module.name.rpartition(".")[2])
-    return tuple(
-        RankCount(rank=rank, modules=len(names), names=tuple(sorted(set(names))))
-        for rank, names in sorted(by_rank.items(), reverse=True)
-    )
-
-
-def _spread(values: Iterable[float]) -> Spread:
-    ordered = sorted(values)
-    return Spread(min=ordered[0], median=statistics.median(ordered), max=ordered[-1])
 
 
 def _digest(path: Path) -> FileDigest:

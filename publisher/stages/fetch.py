@@ -102,8 +102,10 @@ def _remembered(memo: Path) -> dict[str, _Known]:
 
 def _hub_checkpoint(reference: Reference, files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:
     for file in files:
-        # huggingface_hub's cache names an LFS or Xet blob by the SHA-256 the Hub gives for it
-        blob = (folder / file.name).resolve().name
+        # the cache's link is named by the SHA-256 that the Hub gives for an LFS or Xet file; behind it may stand
+        # another link, to a blob shared between repositories and named by its Xet hash
+        link = folder / file.name
+        blob = link.readlink().name if link.is_symlink() else ""
         if len(blob) == _SHA256_DIGITS and blob != file.sha256:
             raise FetchError(
                 f"{file.name} of {reference.repo} has SHA-256 {file.sha256[:12]}…",

@@ -57,7 +57,7 @@ def validate(
         difference = require_numbers(
             extraction, source=source, base=base, staged=staged, device=device, progress=progress
         )
-        obstacle = _function_obstacle(read_headers(source.folder))
+        obstacle = function_obstacle(read_headers(source.folder))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
     return Validation(
@@ -89,6 +89,8 @@ def require_structure(variant: Variant, extraction: Extraction, *, base: Snapsho
 def require_files(extraction: Extraction, staged: Path) -> None:
     """The adapter's files are those of extraction.json, and hold just its modules: shapes, dtype, finite, not zero."""
     for name, digest in ((ADAPTER, extraction.summary.adapter.sha256), (CONFIG, extraction.summary.config.sha256)):
+        if not (staged / name).is_file():
+            raise ValidationError(f"{staged / name} does not exist", next_step=_AGAIN)
         found = sha256_of(staged / name)
         if found != digest:
             raise ValidationError(
@@ -96,6 +98,11 @@ def require_files(extraction: Extraction, staged: Path) -> None:
                 expected=f"{digest[:12]}…, as extraction.json says",
                 next_step=_AGAIN,
             )
+    require_tensors(extraction, staged)
+
+
+def require_tensors(extraction: Extraction, staged: Path) -> None:
+    """The adapter holds just the modules of extraction.json: shapes, dtype, finite, not zero."""
     expected = {key: shape for module in extraction.modules for key, shape in _tensors_of(module).items()}
     with safe_open(staged / ADAPTER, framework="pt") as file:
         problems = [f"{key} is missing" for key in sorted(expected.keys() - set(file.keys()))]
@@ -125,7 +132,11 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
     """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
     problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
-    _require_none(problems, f"PEFT does not load {staged} whole on {variant.model_class}")
+    _require_none(
+        problems,
+        f"PEFT does not load {staged} whole on {variant.model_class}",
+        next_step=f"correct model_class in the manifest if it is not the class that was saved, or: {_AGAIN}",
+    )
 
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -155,7 +166,7 @@ def require_numbers(
             exact = found.exact_elements / math.prod(module.shape)
             differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
             largest = max(largest, *differences)
-            if differences[0] > CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):
+            if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
                 problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
             if differences[1] > CLAIM_TOLERANCE:
                 problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
@@ -166,7 +177,8 @@ def require_numbers(
 # --- function -----------------------------------------------------------------------------------------------
 
 
-def _function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
+    """What keeps this machine from comparing logits, if anything does."""
     needed = 4 * sum(math.prod(header.shape) for header in headers.values())
     free = int(psutil.virtual_memory().available * _MEMORY_SHARE)
     if needed <= free:
@@ -226,12 +238,12 @@ def _model(variant: Variant, snapshot: Snapshot) -> Any:
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=ids).logits.float()
+        logits: torch.Tensor = model(input_ids=ids)[0].float()
     return logits
 
 
-def _require_none(problems: list[str], what: str) -> None:
+def _require_none(problems: list[str], what: str, *, next_step: str = _AGAIN) -> None:
     if problems:
         raise ValidationError(
-            f"{what}:\n{listed(problems)}\n", expected="no difference in either direction", next_step=_AGAIN
+            f"{what}:\n{listed(problems)}\n", expected="no difference in either direction", next_step=next_step
         )

@@ -163,8 +163,8 @@ def write_manifest(hub: LocalHub, folder: Path, *, summary: str = "Taken back ou
 
 def job() -> dict[str, Any]:
     """The workflow's one job."""
-    jobs: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
-    return jobs["publish"]
+    workflow: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    return workflow["jobs"]["publish"]
 
 
 def run_steps(here: Desk) -> "list[subprocess.CompletedProcess[str]]":

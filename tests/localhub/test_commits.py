@@ -53,9 +53,9 @@ def test_files_are_committed_at_once_and_git_reads_them(hub: LocalHub, api: HfAp
 
 
 def test_a_file_or_a_folder_is_deleted_in_a_commit(hub: LocalHub, api: HfApi, repo: str) -> None:
-    added = [CommitOperationAdd(path, b"x") for path in ("a.txt", "old/b.txt", "old/c/d.txt", "older.txt")]
+    added = [CommitOperationAdd(path, b"x") for path in ("a.txt", "old/b.txt", "old/c/d.txt", "older.txt", "odd/e.txt")]
     api.create_commit(repo, added, commit_message="add")
-    deleted = [CommitOperationDelete("a.txt"), CommitOperationDelete("old/")]
+    deleted = [CommitOperationDelete("a.txt"), CommitOperationDelete("old/"), CommitOperationDelete("odd")]
     api.create_commit(repo, deleted, commit_message="delete")
     assert list(hub.repository(repo).files()) == [".gitattributes", "older.txt"]
 
@@ -110,11 +110,12 @@ def test_the_tip_is_compared_once_more_when_the_branch_is_moved(hub: LocalHub, r
     assert titles(hub, repo) == ["theirs", "initial commit"]
 
 
-@pytest.mark.parametrize("path", ["../outside", "a/../../outside", ".git/config", "/etc/passwd", ""])
+@pytest.mark.parametrize("path", ["../outside", "a/../../outside", ".git/config", "/etc/passwd", "..\\\\windows", ""])
 def test_a_path_that_leaves_the_repository_is_refused(hub: LocalHub, repo: str, path: str) -> None:
     repository = hub.repository(repo)
-    with pytest.raises(Refusal):
+    with pytest.raises(Refusal) as caught:
         repository.tree_with([Put(path, b"x")], start="main")
+    assert caught.value.status == 422
 
 
 def test_changes_are_made_in_their_order(hub: LocalHub, repo: str) -> None:

@@ -100,6 +100,8 @@ def test_a_missing_repository_is_reported_as_such(hub: LocalHub, api: HfApi, tmp
     with pytest.raises(RepositoryNotFoundError):
         api.model_info("team/nothing")
     with pytest.raises(RepositoryNotFoundError):
+        api.model_info("gpt2")
+    with pytest.raises(RepositoryNotFoundError):
         api.create_commit("team/nothing", [CommitOperationAdd("a", b"a")], commit_message="m")
     with pytest.raises(RepositoryNotFoundError):
         api.hf_hub_download("team/nothing", "a", cache_dir=tmp_path)

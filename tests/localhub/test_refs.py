@@ -82,6 +82,12 @@ def test_a_deleted_branch_is_gone(api: HfApi, repo: str) -> None:
         api.model_info(repo, revision="dev")
 
 
+def test_the_main_branch_cannot_be_deleted(hub: LocalHub, api: HfApi, repo: str) -> None:
+    with pytest.raises(HfHubHTTPError, match="Cannot delete refs/heads/main"):
+        api.delete_branch(repo, branch="main")
+    assert len(hub.repository(repo).commits()) == 1
+
+
 def test_an_abbreviated_commit_is_found_and_a_blob_is_not(hub: LocalHub, api: HfApi, repo: str) -> None:
     head = hub.repository(repo).head()
     assert api.model_info(repo, revision=head[:8]).sha == head

@@ -108,10 +108,8 @@ def _change(operation: dict[str, Any], hub: Context) -> Change:
             return Put(path, base64.b64decode(text_in(value, "content")))
         case "lfsFile":
             return Put(path, _stored(text_in(value, "oid"), hub).encoded())
-        case "deletedFile":
+        case "deletedFile" | "deletedFolder":
             return Delete(path)
-        case "deletedFolder":
-            return Delete(path, folder=True)
         case unknown:
             raise bad_request(f"a commit has no operation {unknown!r}")
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from publisher.localhub.auth import USER, Role
 from publisher.localhub.context import Context, context, json_object, opened, text_in
-from publisher.localhub.refusals import bad_request
+from publisher.localhub.refusals import bad_request, repository_not_found
 from publisher.localhub.repositories import MAIN, Entry, Repository
 from publisher.localhub.routes.files import described
 
@@ -91,6 +91,11 @@ async def validate_yaml(request: Request) -> JSONResponse:
     return JSONResponse({"errors": errors, "warnings": warnings}, 400 if errors else 200)
 
 
+async def without_owner(_: Request) -> JSONResponse:
+    """Whatever is asked of `gpt2` and its like, which are names of the Hub's early days."""
+    raise repository_not_found()
+
+
 def timestamp_of(repository: Repository, revision: str) -> str:
     """When a commit was made, as the Hub writes it."""
     return f"{repository.commits(revision)[0].date:%Y-%m-%dT%H:%M:%S.000Z}"
@@ -124,6 +129,7 @@ def _card_data(repository: Repository, files: Mapping[str, Entry]) -> dict[str, 
 
 def _front_matter(card: str) -> dict[str, Any]:
     """The YAML between the first two `---` lines; dates stay text, since JSON has none."""
+    card = card.lstrip()
     if not card.startswith(_FENCE):
         return {}
     metadata = yaml.load(card.removeprefix(_FENCE).partition(_FENCE)[0], _TextDates)  # noqa: S506 - a SafeLoader
@@ -144,4 +150,7 @@ ROUTES = [
     Route("/api/{kind:kind}/{namespace}/{name}/auth-check", may_read),
     Route("/api/{kind:kind}/{namespace}/{name}/auth-check/write", may_write),
     Route("/api/{kind:kind}/{namespace}/{name}/revision/{revision:quoted}", info),
+    Route("/api/{kind:kind}/{name}", without_owner),
+    Route("/api/{kind:kind}/{name}/{asked}/{revision:quoted}", without_owner),
+    Route("/{name}/resolve/{revision:quoted}/{path:quoted_path}", without_owner),
 ]

@@ -1,0 +1,155 @@
+"""How fast, how exact and how large extraction is, on the linears of one layer of Qwen3.6-27B: `make bench`.
+
+One pair of weights is made for each distinct shape of a DeltaNet and a full attention layer: bf16, with louder and
+quieter rows and columns and heavy tails, and an update of rank 256 merged in. Each measurement then runs in a
+process of its own, which reads the pair from disk as the extract stage does, so that its peak memory is its own:
+
+- `svd`: `torch.linalg.svd` of the update, the yardstick;
+- `decompose`: `publisher.lora.decompose` of the same update at rank 256;
+- `unit`: `extract_module`, everything that the extract stage does with one tensor pair.
+
+The ratios count; seconds belong to the machine. `--quick` leaves out the full SVD, `--shapes` chooses some shapes.
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from publisher import lora
+from publisher.manifest import AdapterSettings
+from publisher.stages.extract import extract_module
+
+RANK = 256
+SHAPES = {
+    "gate_proj, up_proj": (17408, 5120),
+    "down_proj": (5120, 17408),
+    "q_proj": (12288, 5120),
+    "in_proj_qkv": (10240, 5120),
+    "in_proj_z": (6144, 5120),
+    "out_proj, o_proj": (5120, 6144),
+    "k_proj, v_proj": (1024, 5120),
+    "in_proj_a, in_proj_b": (48, 5120),
+}
+SETTINGS = AdapterSettings(method="svd", rank=RANK, dtype="bfloat16", layout="pattern", task_type="FEATURE_EXTRACTION")
+HEADINGS = ("linears", "shape", "svd s", "decompose s", "times faster", "residual / best", "unit s", "unit peak GiB")
+WIDTHS = (20, 13, 7, 11, 12, 15, 7, 13)
+
+
+def main() -> None:
+    """Measure the chosen shapes one after the other and print a line for each."""
+    arguments = _parser().parse_args()
+    if arguments.measure:
+        print(json.dumps(JOBS[arguments.measure](arguments.pair, SHAPES[arguments.shapes[0]])))
+        return
+    print(f"rank {RANK}, bfloat16, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(_row(HEADINGS))
+    for name in SHAPES:
+        if not arguments.shapes or set(arguments.shapes) & set(name.split(", ")):
+            print(_row(_measured(name, quick=arguments.quick)), flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="only these linears, such as q_proj down_proj")
+    parser.add_argument("--quick", action="store_true", help="leave out the full SVD")
+    parser.add_argument("--measure", choices=JOBS, help=argparse.SUPPRESS)  # how it calls itself
+    parser.add_argument("--pair", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _measured(name: str, *, quick: bool) -> tuple[str, ...]:
+    with TemporaryDirectory() as folder:
+        pair = Path(folder, "pair.safetensors")
+        _in_own_process("make", pair, name)
+        svd = None if quick else _in_own_process("svd", pair, name)
+        decompose, unit = (_in_own_process(job, pair, name) for job in ("decompose", "unit"))
+    shape = "{} x {}".format(*SHAPES[name])
+    return (
+        name,
+        shape,
+        f"{svd['seconds']:.2f}" if svd else "",
+        f"{decompose['seconds']:.2f}",
+        f"{svd['seconds'] / decompose['seconds']:.1f}" if svd else "",
+        f"{decompose['residual'] / svd['residual']:.6f}" if svd and svd["residual"] else "",
+        f"{unit['seconds']:.2f}",
+        f"{unit['peak'] / 2**30:.2f}",
+    )
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+
+# --- what runs in a process of its own ----------------------------------------------------------------------
+
+
+def _in_own_process(job: str, pair: Path, name: str) -> dict[str, float]:
+    """Even the pair is made in one: a child's peak memory starts from its parent's."""
+    command = [sys.executable, __file__, "--measure", job, "--pair", str(pair), "--shapes", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def _make(pair: Path, shape: tuple[int, int]) -> dict[str, float]:
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(rows * columns)
+    base = torch.randn(shape, generator=generator) / math.sqrt(columns)
+    for side in ((rows, 1), (1, columns)):
+        base *= 0.7 + 0.3 * torch.randn(side, generator=generator).square()
+    base.mul_(torch.randn(shape, generator=generator).abs_().add_(0.5))  # heavier tails than a normal distribution's
+    left, right = (torch.randn(size, generator=generator) for size in ((rows, RANK), (RANK, columns)))
+    update = left @ right * (0.03 * float(base.square().mean().sqrt()) / math.sqrt(RANK))
+    base = base.bfloat16()
+    save_file({"base": base, "source": update.add_(base).bfloat16()}, pair)
+    return {}
+
+
+def _svd(pair: Path, _: tuple[int, int]) -> dict[str, float]:
+    delta = _update(pair)
+    seconds, (_, s, _) = _timed(lambda: torch.linalg.svd(delta, full_matrices=False))
+    return {"seconds": seconds, "residual": float(s[RANK:].double().norm())}
+
+
+def _decompose(pair: Path, _: tuple[int, int]) -> dict[str, float]:
+    delta = _update(pair)
+    seconds, found = _timed(lambda: lora.decompose(delta, rank=RANK, edge=0.0, name="update"))
+    return {"seconds": seconds, "residual": found.residual}
+
+
+def _unit(pair: Path, _: tuple[int, int]) -> dict[str, float]:
+    weights = load_file(pair)
+    seconds, _ = _timed(
+        lambda: extract_module("unit.weight", weights["source"], base=weights["base"], settings=SETTINGS)
+    )
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": seconds, "peak": kibibytes * 2**10}
+
+
+def _update(pair: Path) -> torch.Tensor:
+    weights = load_file(pair)
+    return lora.update_of(weights["base"], weights["source"])
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    torch.linalg.svd(torch.ones(64, 64) @ torch.ones(64, 64))  # threads and libraries are up before the clock runs
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+JOBS = {"make": _make, "svd": _svd, "decompose": _decompose, "unit": _unit}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""How a check is made: a claim about a release is run, and its outcome becomes data.
+
+A claim is a function that returns what it saw, or raises: `AuditError` (or another error of this project) for what
+speaks against the release, `UncheckedError` for why it cannot tell. The Hub out of reach counts as the latter. Any
+other exception is a finding too: PEFT, transformers and arithmetic may stumble over files of any origin, and that must
+not keep the other checks from running.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from publisher.errors import AuditError, HubError, PublisherError, listed
+from publisher.records import Check
+
+_T = TypeVar("_T")
+
+
+class UncheckedError(PublisherError):
+    """Why something cannot be checked here."""
+
+
+def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str = "") -> Check:
+    """Run one claim; paths below `folder` are told relative to it, and control characters escaped."""
+    status: Literal["passed", "failed", "not checked"] = "passed"
+    try:
+        detail = claim()
+    except (UncheckedError, HubError) as error:
+        status, detail = "not checked", error.found
+    except PublisherError as error:
+        expected = f"; expected {error.expected}" if error.expected and "\n" not in error.found else ""
+        status, detail = "failed", f"{error.found.rstrip()}{expected}"
+    except Exception as error:  # noqa: BLE001 - see the module's first words
+        status, detail = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return Check(name=name, variant=variant, status=status, detail=_printable(detail.replace(f"{folder}/", "")))
+
+
+def _printable(text: str) -> str:
+    """Without control characters: names and cards of any origin must not steer the reader's terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def needed(value: _T | None, what: str) -> _T:
+    """The value that a claim rests on.
+
+    Raises:
+        UncheckedError: it is not there; `what` says what that is.
+    """
+    if value is None:
+        raise UncheckedError(f"there is no readable {what}")
+    return value
+
+
+def require_none(problems: Sequence[str]) -> None:
+    """Nothing speaks against the claim.
+
+    Raises:
+        AuditError: naming what does: one problem as it stands, several a line each.
+    """
+    if len(problems) == 1:
+        raise AuditError(problems[0])
+    if problems:
+        raise AuditError(f"{len(problems)} differences:\n{listed(problems)}")
+
+
+def shown(value: object, *, width: int = 80) -> str:
+    """A JSON value for a message, cut where it is long."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -1,0 +1,201 @@
+"""The deep part of an audit: source and base are fetched at their pins, and what was claimed is worked out again.
+
+Which tensors differ and how many are equal, every module's figures from the checkpoints, its relative error and
+share of weights restored bit for bit from the published factors, and, where memory allows, the logits.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from publisher.artefacts import EXTRACTION, MANIFEST
+from publisher.audit.adapter import Adapter
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
+from publisher.audit.evidence import summary_differences
+from publisher.comparison import Comparison, compare
+from publisher.devices import chosen_device
+from publisher.errors import PublisherError
+from publisher.loading import quiet
+from publisher.manifest import Reference, Variant
+from publisher.progress import Progress
+from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
+from publisher.stages.extract import extract_module
+from publisher.stages.fetch import fetch
+from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.summary import summarise
+from publisher.tensors import TensorReader, read_headers
+
+_OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the work is done with."""
+
+    work: Path
+    device: torch.device
+    progress: Progress
+
+    @classmethod
+    def of(cls, work: Path, *, device: str, progress: Progress) -> Self:
+        """The bench with the device of this name.
+
+        Raises:
+            ManifestError: it cannot be used here.
+        """
+        return cls(work, chosen_device(device), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An adapter with both of its checkpoints."""
+
+    variant: Variant
+    extraction: Extraction
+    folder: Path
+    source: Snapshot
+    base: Snapshot
+    bench: Bench
+
+
+def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
+    """The checks that need both checkpoints."""
+    make = partial(checked, folder=adapter.folder, variant=adapter.path)
+    case: _Case | None = None
+    trouble: PublisherError | None = None
+    try:
+        case = _case(adapter, bench)
+    except PublisherError as error:
+        trouble = error
+    yield make("checkpoints", lambda: _checkpoints(case, trouble))
+    claims: dict[str, Callable[[_Case], str]] = {
+        "comparison": comparison,
+        "extraction": extracted_again,
+        "residuals": residuals,
+        "function": function,
+    }
+    for name, claim in claims.items():
+        yield make(name, partial(_on, case, claim))
+
+
+def _on(case: _Case | None, claim: Callable[[_Case], str]) -> str:
+    return claim(needed(case, "source and base"))
+
+
+def _case(adapter: Adapter, bench: Bench) -> _Case:
+    variant, extraction = needed(adapter.variant, MANIFEST), needed(adapter.extraction, EXTRACTION)
+    source, base = (_fetched(reference, bench) for reference in (variant.source, variant.base))
+    return _Case(variant, extraction, adapter.folder, source=source, base=base, bench=bench)
+
+
+def _fetched(reference: Reference, bench: Bench) -> Snapshot:
+    if reference.path is not None and not Path(reference.path).is_dir():
+        raise UncheckedError(f"{reference.path} is a local folder, which is not here")
+    return fetch(reference, memo=bench.work / "digests.json", progress=bench.progress)
+
+
+def _checkpoints(case: _Case | None, trouble: PublisherError | None) -> str:
+    """Every file of source and base has the digest that extraction.json records."""
+    if trouble is not None:
+        raise trouble
+    found = needed(case, "source and base")
+    pairs = {"source": (found.source, found.extraction.source), "base": (found.base, found.extraction.base)}
+    require_none([line for side, pair in pairs.items() for line in _other_files(side, *pair)])
+    count = sum(len(snapshot.checkpoint.files) for snapshot, _ in pairs.values())
+    return f"{count} files of source and base have the digests that {EXTRACTION} records"
+
+
+def _other_files(side: str, snapshot: Snapshot, recorded: Checkpoint) -> Iterator[str]:
+    here, there = ({file.name: file.sha256 for file in known.files} for known in (snapshot.checkpoint, recorded))
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            digests = [(known.get(name) or "no such file")[:12] for known in (here, there)]
+            yield f"{side}: {name} is {digests[0]}; {EXTRACTION} says {digests[1]}"
+
+
+def comparison(case: _Case) -> str:
+    """The tensors that differ are the modules, and the summary comes out again, with what only checkpoints tell."""
+    extraction = case.extraction
+    seen = _compared(case)
+    modules = {f"{module.name}.weight" for module in extraction.modules}
+    problems = [f"{name} differs and has no module" for name in sorted(set(seen.changed) - modules)]
+    problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
+    claimed = extraction.summary
+    again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config)
+    require_none([*problems, *summary_differences(claimed, again)])
+    return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
+
+
+def _compared(case: _Case) -> Comparison:
+    headers = read_headers(case.source.folder), read_headers(case.base.folder)
+    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+        ignore = case.variant.adapter.ignore
+        return compare(*headers, readers=(sources, bases), ignore=ignore, progress=case.bench.progress)
+
+
+def extracted_again(case: _Case) -> str:
+    """Every module is extracted again, and its figures come out as extraction.json has them."""
+    _require_modules(case)
+    problems: list[str] = []
+    modules, device = case.extraction.modules, case.bench.device
+    headers = read_headers(case.source.folder), read_headers(case.base.folder)
+    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+        for index, module in enumerate(modules):
+            case.bench.progress(f"extracting {module.name}", index, len(modules))
+            name = f"{module.name}.weight"
+            source, base = (reader.read(name).to(device) for reader in (sources, bases))
+            again = extract_module(name, source, base=base, settings=case.variant.adapter).figures
+            problems += _other_figures(module, again)
+    require_none(problems)
+    return f"{len(modules)} modules extracted again give the same figures"
+
+
+def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
+    found = again.model_dump(exclude={"alpha"})  # alpha follows from the layout, and is checked with the config
+    for field, value in claimed.model_dump(exclude={"alpha"}).items():
+        both = isinstance(value, float) and isinstance(found[field], float)
+        if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
+            yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+
+
+def residuals(case: _Case) -> str:
+    """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
+    _require_modules(case)
+    try:
+        require_tensors(case.extraction, case.folder)
+    except PublisherError:
+        raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
+    largest = require_numbers(
+        case.extraction,
+        source=case.source,
+        base=case.base,
+        staged=case.folder,
+        device=case.bench.device,
+        progress=case.bench.progress,
+    )
+    return f"{len(case.extraction.modules)} modules; the largest difference from a claim is {largest:.2g}"
+
+
+def _require_modules(case: _Case) -> None:
+    """The arithmetic needs every module in both checkpoints, in its shape."""
+    for snapshot in (case.source, case.base):
+        headers = read_headers(snapshot.folder)
+        for module in case.extraction.modules:
+            header = headers.get(f"{module.name}.weight")
+            if header is None or header.shape != module.shape:
+                raise UncheckedError(f"{snapshot.checkpoint.name} has no {module.name} of this shape")
+
+
+def function(case: _Case) -> str:
+    """The logits of base + adapter are the source's rather than the base's."""
+    if obstacle := function_obstacle(read_headers(case.source.folder)):
+        raise UncheckedError(obstacle)
+    case.bench.progress(f"comparing logits of {case.variant.label}")
+    with quiet():
+        seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
+    return f"logits {seen.ratio:.2%} of the way from the source's to the base's"

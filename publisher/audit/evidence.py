@@ -1,0 +1,324 @@
+"""One adapter against its evidence: extraction.json, the manifest, and the base's configuration.
+
+What extraction.json says is held against the files, against itself, and against what the Hub lists at the pins; the
+checkpoints' weights are not needed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from publisher import hub, lora
+from publisher.adapter import KEY_PREFIX, adapter_config
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.audit.adapter import Adapter
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
+from publisher.comparison import Comparison, layers_of
+from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed
+from publisher.files import digest_of, sha256_of
+from publisher.loading import Adapter as Loadable
+from publisher.loading import load_on_config, quiet
+from publisher.manifest import Variant
+from publisher.records import Check, Checkpoint, Extraction, ExtractionSummary, ModuleExtraction, Snapshot
+from publisher.stages.card import load_extraction, load_verification
+from publisher.stages.validate import require_loadable, require_tensors
+from publisher.summary import summarise
+from publisher.tensors import CONFIG as MODEL_CONFIG
+from publisher.tensors import TensorReader, read_json
+
+_ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
+_SPECTRUM = 0.02  # of a singular value: the factors are rounded to their dtype
+
+
+def evidence_checks(adapter: Adapter) -> Iterator[Check]:
+    """The checks that need extraction.json, the manifest or the base's config.json."""
+    claims: dict[str, Callable[[Adapter], str]] = {
+        "evidence": evidence,
+        "recipe": recipe,
+        "digests": digests,
+        "recorded config": recorded_config,
+        "recorded tensors": recorded_tensors,
+        "figures": figures,
+        "singular values": singular_values,
+        "verification": verification,
+        "source": partial(checkpoint, side="source"),
+        "base": partial(checkpoint, side="base"),
+        "loading": loading,
+    }
+    for name, claim in claims.items():
+        yield checked(name, partial(claim, adapter), folder=adapter.folder, variant=adapter.path)
+
+
+def _recorded(adapter: Adapter) -> Extraction:
+    return needed(adapter.extraction, EXTRACTION)
+
+
+def evidence(adapter: Adapter) -> str:
+    """extraction.json is one, for this path, in the very form in which this tool writes it."""
+    file = adapter.folder / EXTRACTION
+    if not file.is_file() and adapter.variant is None:
+        raise UncheckedError(f"there is no {EXTRACTION}")
+    found = Extraction.read(file)
+    if file.read_bytes() != found.to_json().encode():
+        raise AuditError(f"{EXTRACTION} is not in the form in which it is written: it was edited")
+    if found.path != adapter.path:
+        raise AuditError(f"{EXTRACTION} is that of the variant {found.path}")
+    return f"{len(found.modules)} modules, by publisher {found.tools.publisher}"
+
+
+def recipe(adapter: Adapter) -> str:
+    """extraction.json has the manifest's checkpoints and settings."""
+    _recorded(adapter)
+    variant = needed(adapter.variant, MANIFEST)
+    load_extraction(variant, adapter.folder / EXTRACTION)
+    return "checkpoints and settings are the manifest's"
+
+
+def digests(adapter: Adapter) -> str:
+    """Weights and config are the bytes that extraction.json records."""
+    summary = _recorded(adapter).summary
+    problems = []
+    for recorded, name in ((summary.adapter, ADAPTER), (summary.config, CONFIG)):
+        path = adapter.folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif (found := sha256_of(path)) != recorded.sha256 or recorded.name != name:
+            problems.append(f"{name} has SHA-256 {found[:12]}…; {EXTRACTION} says {recorded.sha256[:12]}…")
+        elif path.stat().st_size != recorded.size:
+            problems.append(f"{name} has {path.stat().st_size} bytes; {EXTRACTION} says {recorded.size}")
+    require_none(problems)
+    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {CONFIG} {summary.config.sha256[:12]}…"
+
+
+# --- config and tensors as recorded -------------------------------------------------------------------------
+
+
+def recorded_config(adapter: Adapter) -> str:
+    """adapter_config.json is what manifest and modules give, field for field."""
+    found, extraction = needed(adapter.config, CONFIG), _recorded(adapter)
+    variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
+    base = _pinned(variant, extraction.base)
+    expected = adapter_config(variant, modules, rank=max(module.rank for module in modules), base=base)
+    fields = sorted(found.keys() | expected.keys())
+    require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
+    return f"{len(fields)} fields, as manifest and modules give them"
+
+
+def _pinned(variant: Variant, recorded: Checkpoint) -> Checkpoint:
+    if variant.base.repo is None or variant.base.revision is None:
+        return recorded
+    pin = {"kind": "hub", "name": variant.base.repo, "revision": variant.base.revision}
+    return recorded.model_copy(update=pin)
+
+
+def _difference(field: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    if field not in found or field not in expected:
+        return (
+            f"{field} is missing" if field not in found else f"{field} is {shown(found[field])}; expected no such field"
+        )
+    there, wanted = found[field], expected[field]
+    if isinstance(there, list) and isinstance(wanted, list):
+        lost, more = ([x for x in one if x not in other] for one, other in ((wanted, there), (there, wanted)))
+        return (
+            f"{field} lacks {shown(lost)}, has {shown(more)} that it should not" if lost or more else f"{field}: order"
+        )
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        other = sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key))
+        values = f"{shown(there.get(other[0]))}; expected {shown(wanted.get(other[0]))}"
+        return f"{field}: {len(other)} entries differ, the first {other[0]}: {values}"
+    return f"{field} is {shown(there)}; expected {shown(wanted)}"
+
+
+def recorded_tensors(adapter: Adapter) -> str:
+    """The file holds just the modules of extraction.json, in their shapes and dtype."""
+    extraction = _recorded(adapter)
+    needed(adapter.headers, ADAPTER)
+    require_tensors(extraction, adapter.folder)
+    return f"{2 * len(extraction.modules)} tensors of {len(extraction.modules)} modules in {extraction.settings.dtype}"
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def figures(adapter: Adapter) -> str:
+    """The summary follows from the modules, and the modules' derived figures from their own."""
+    extraction = _recorded(adapter)
+    claimed, modules = extraction.summary, extraction.modules
+    if not modules:
+        raise AuditError(f"{EXTRACTION} lists no module")
+    again = summarise(modules, _as_claimed(extraction), adapter=claimed.adapter, config=claimed.config)
+    problems = [*summary_differences(claimed, again), *(line for m in modules for line in _inconsistent(m))]
+    require_none(problems)
+    return f"the summary follows from its {len(modules)} modules"
+
+
+def _as_claimed(extraction: Extraction) -> Comparison:
+    """What only the checkpoints could tell, as the summary has it; the layers from the modules' names."""
+    names = [f"{module.name}.weight" for module in extraction.modules]
+    summary = extraction.summary
+    return Comparison(
+        changed=tuple(names),
+        equal=summary.tensors_equal,
+        base_only=summary.tensors_base_only,
+        left_out=summary.left_out,
+        layers=layers_of(names, names)[0],
+        layers_total=summary.layers_total,
+    )
+
+
+def summary_differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
+    """The fields of the summary that do not come out again."""
+    there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
+    for field, value in there.items():
+        if value != found[field]:
+            parts = value.keys() if isinstance(value, dict) and isinstance(found[field], dict) else ()
+            deeper = [part for part in parts if value[part] != found[field][part]]
+            for part in deeper:
+                yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(found[field][part])}"
+            if not deeper:
+                yield f"summary.{field} is {shown(value)}; it comes out as {shown(found[field])}"
+
+
+def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
+    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
+        yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
+    ratio = module.fit_error / module.expected_error if module.expected_error else None
+    if (ratio is None) != (module.ratio is None) or not math.isclose(module.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
+        yield f"{module.name}: ratio is {module.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
+
+
+def singular_values(adapter: Adapter) -> str:
+    """sigma_1 and sigma_r stand in the factors: B = U sqrt(S), so a column's squared norm is its singular value."""
+    extraction, pairs = _recorded(adapter), adapter.pairs()
+    here = [module for module in extraction.modules if module.name in pairs and module.rank]
+    problems = []
+    with TensorReader(needed(adapter.headers, ADAPTER)) as reader:
+        for module in here:
+            b = reader.read(f"{KEY_PREFIX}{module.name}.lora_B.weight").double()
+            sigma = b.square().sum(dim=0)[: module.rank]
+            for field, found in (("sigma_1", float(sigma.max())), ("sigma_r", float(sigma.min()))):
+                claimed = getattr(module, field)
+                if not math.isclose(claimed, found, rel_tol=_SPECTRUM):
+                    problems.append(f"{module.name}: {field} is {claimed:.6g}; the factors have {found:.6g}")
+    require_none(problems)
+    return f"those of {len(here)} modules stand in the factors"
+
+
+def verification(adapter: Adapter) -> str:
+    """verification.json, where there is one, is of these very weights."""
+    file = adapter.folder / VERIFICATION
+    if not file.is_file():
+        raise UncheckedError(f"there is no {VERIFICATION}")
+    found = load_verification(_recorded(adapter), file)
+    weights = sha256_of(adapter.folder / ADAPTER) if adapter.headers is not None else ""
+    if found is None or found.adapter_sha256 != weights:
+        raise AuditError(f"{VERIFICATION} is of another adapter than the one here ({weights[:12]}…)")
+    if file.read_bytes() != found.to_json().encode():
+        raise AuditError(f"{VERIFICATION} is not in the form in which it is written: it was edited")
+    return f"{len(found.sets)} test sets, of these weights"
+
+
+# --- the checkpoints, without their weights -----------------------------------------------------------------
+
+
+def checkpoint(adapter: Adapter, *, side: str) -> str:
+    """The digests that extraction.json records of a checkpoint's files are those the Hub lists at the pin."""
+    recorded: Checkpoint = getattr(_recorded(adapter), side)
+    if recorded.kind == "local":
+        if recorded.revision != digest_of([file.model_dump() for file in recorded.files]):
+            raise AuditError(f"the revision of {side} in {EXTRACTION} is not the digest of its files")
+        raise UncheckedError(f"{recorded.name} is a local folder, known by its files' digests alone; --deep reads it")
+    try:
+        there = {file.path: file for file in hub.list_files(recorded.name, recorded.revision)}
+    except MissingRevisionError as error:
+        raise AuditError(error.found) from None
+    problems = []
+    for file in recorded.files:
+        remote = there.get(file.name)
+        if remote is None:
+            problems.append(f"{file.name} is not in {recorded.short}")
+        elif remote.size != file.size or remote.sha256 not in {None, file.sha256}:
+            problems.append(f"{file.name}: the Hub lists another file at {recorded.short}")
+    require_none(problems)
+    return f"{len(recorded.files)} files, as the Hub lists them at {recorded.name}@{recorded.revision}"
+
+
+def loading(adapter: Adapter) -> str:
+    """PEFT puts every tensor into the model class that the base's config.json describes, and nothing else."""
+    if adapter.config is None or adapter.headers is None:
+        raise UncheckedError(f"there is no readable {CONFIG} and {ADAPTER}")
+    base = _base_folder(adapter)
+    claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
+    with quiet():
+        return claim(adapter, base)
+
+
+def _loads_strictly(adapter: Adapter, base: Path) -> str:
+    extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
+    if not hasattr(transformers, variant.model_class):
+        raise UncheckedError(f"transformers {transformers.__version__} has no class {variant.model_class}")
+    snapshot = Snapshot(checkpoint=extraction.base, folder=base)
+    require_loadable(variant, extraction, base=snapshot, staged=adapter.folder)
+    return f"PEFT loads {len(extraction.modules)} modules whole on {variant.model_class}, at scale 1"
+
+
+def _loads(adapter: Adapter, base: Path) -> str:
+    shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in adapter.pairs().items()}
+    troubles = []
+    for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
+        try:
+            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
+        except ValidationError as error:
+            problems = [error.found]
+        if not problems:
+            return f"PEFT loads {len(shapes)} modules whole on {name}"
+        troubles.append(f"on {name}:\n{listed(problems)}")
+    if not troubles:
+        raise UncheckedError(f"transformers {transformers.__version__} has no class that the base's config names")
+    raise AuditError("PEFT does not load it whole " + "\n".join(troubles))
+
+
+def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
+    """The classes that an adapter without a manifest may be for, the likeliest first."""
+    found = adapter.config or {}
+    names = [(found.get("auto_mapping") or {}).get("base_model_class")]
+    if found.get("task_type") == "CAUSAL_LM":
+        names.append(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(base.get("model_type")))
+    names += base.get("architectures") or []
+    return [name for name in dict.fromkeys(names) if isinstance(name, str) and hasattr(transformers, name)]
+
+
+def _base_folder(adapter: Adapter) -> Path:
+    """A folder with the base's config.json, which is the recorded one where one is recorded."""
+    config = needed(adapter.config, CONFIG)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if adapter.variant is not None:
+        name, revision = adapter.variant.base.where, adapter.variant.base.revision
+    if not isinstance(name, str) or not name:
+        raise UncheckedError(f"{CONFIG} names no base")
+    if Path(name).is_dir() and revision is None:
+        folder = Path(name)
+    elif adapter.variant is not None and adapter.variant.base.path is not None:
+        raise UncheckedError(f"the base is a local folder, {name}, which is not here")
+    else:
+        pin = revision if revision and isinstance(revision, str) else hub.resolve_revision(name, "main")
+        folder = hub.download(name, pin, filename=MODEL_CONFIG).parent
+    _require_recorded(folder, adapter.extraction)
+    return folder
+
+
+def _require_recorded(folder: Path, extraction: Extraction | None) -> None:
+    files = extraction.base.files if extraction is not None else ()
+    recorded = next((file.sha256 for file in files if file.name == MODEL_CONFIG), None)
+    try:
+        found = sha256_of(folder / MODEL_CONFIG)
+    except FileNotFoundError:
+        raise UncheckedError(f"the base has no {MODEL_CONFIG}") from None
+    if recorded is not None and found != recorded:
+        raise AuditError(f"the base's {MODEL_CONFIG} has SHA-256 {found[:12]}…; {EXTRACTION} says {recorded[:12]}…")

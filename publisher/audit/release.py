@@ -1,0 +1,284 @@
+"""The release as a whole: where it is, which files it is made of, its manifest and its card."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from huggingface_hub import ModelCard
+from yaml import YAMLError
+
+from publisher import __version__, artefacts, hub
+from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
+from publisher.commitplan import holds_bytes
+from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed
+from publisher.files import packaged_folder, sha256_of
+from publisher.hub import RemoteFile
+from publisher.manifest import Manifest, Variant, read_manifest
+from publisher.progress import Progress
+from publisher.records import Check, Extraction
+from publisher.stages.card import Evidence, check_card, load_verification, render_card
+from publisher.tensors import read_json
+
+_BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
+_NOT_OURS = frozenset({".git", ".cache"})  # what git and `hf download --local-dir` keep beside the files
+_DIFF_LINES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What was published, on this machine.
+
+    Attributes:
+        name: the repository, or the folder as it was given.
+        revision: the full commit id; none for a folder.
+        folder: where the files are.
+        names: every file of the repository, whether it is here or not.
+        remote: what the Hub says of each file; none for a folder.
+        manifest: the one published; none where it is missing or wrong.
+    """
+
+    name: str
+    revision: str | None
+    folder: Path
+    names: frozenset[str]
+    remote: tuple[RemoteFile, ...] | None
+    manifest: Manifest | None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this tool made it: another would leave neither a manifest nor an extraction.json."""
+        return any(PurePosixPath(n).name in {artefacts.MANIFEST, artefacts.EXTRACTION} for n in self.names)
+
+    def adapter_folders(self) -> tuple[tuple[str, Path], ...]:
+        """Path (`/` or `flash/`) and folder of each adapter: the manifest's, or wherever the files of one are."""
+        if self.manifest is not None:
+            return tuple((variant.path, self.folder / variant.folder) for variant in self.manifest.variants)
+        parents = {PurePosixPath(n).parent for n in self.names if PurePosixPath(n).name in artefacts.PER_VARIANT}
+        return tuple((f"{p}/" if p.name else "/", self.folder / p) for p in sorted(parents))
+
+    def variant(self, path: str) -> Variant | None:
+        """The manifest's entry for this path."""
+        variants = self.manifest.variants if self.manifest is not None else ()
+        return next((variant for variant in variants if variant.path == path), None)
+
+
+# --- where it is --------------------------------------------------------------------------------------------
+
+
+def open_release(target: str, progress: Progress) -> Release:
+    """The release at `target`: a folder where there is one of that name, else a repository of the Hub.
+
+    Raises:
+        ManifestError: neither a folder nor a repository id.
+        HubError: the repository cannot be had.
+        FetchError: no file there belongs to an adapter.
+    """
+    if Path(target).is_dir():
+        folder = Path(target)
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        names = frozenset(path.as_posix() for path in found if path.parts[0] not in _NOT_OURS)
+        _require_adapter(names, target)
+        return Release(target, None, folder, names, remote=None, manifest=_manifest(folder))
+    repo, _, revision = target.partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ManifestError(f"'{target}' is neither a folder here nor a repository id", expected="owner/name@revision")
+    return _downloaded(repo, revision or "main", progress)
+
+
+def _downloaded(repo: str, revision: str, progress: Progress) -> Release:
+    commit = hub.resolve_revision(repo, revision)
+    remote = hub.list_files(repo, commit)
+    names = frozenset(file.path for file in remote)
+    _require_adapter(names, f"{repo}@{commit[:8]}")
+    progress(f"fetching {repo}@{commit[:8]}")
+    wanted = sorted(name for name in names if _is_artefact(name))
+    folder = hub.download_all(repo, commit, filenames=wanted)
+    return Release(repo, commit, folder, names, remote=remote, manifest=_manifest(folder))
+
+
+def _is_artefact(name: str) -> bool:
+    return PurePosixPath(name).name in artefacts.ALL
+
+
+def _require_adapter(names: frozenset[str], where: str) -> None:
+    if not any(PurePosixPath(name).name in {artefacts.MANIFEST, *artefacts.PER_VARIANT} for name in names):
+        raise FetchError(
+            f"{where} holds no adapter", expected=f"{artefacts.CONFIG} and {artefacts.ADAPTER} in some folder"
+        )
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    return read_manifest(folder / artefacts.MANIFEST, templates=False)[0]
+
+
+# --- its checks ---------------------------------------------------------------------------------------------
+
+
+def release_checks(release: Release) -> Iterator[Check]:
+    """The checks that concern the repository as a whole."""
+    claims = {"files": files, "download": download, "manifest": manifest_holds, "repository": repository}
+    for name, claim in {**claims, "card": card if release.is_ours else card_header}.items():
+        yield checked(name, partial(claim, release), folder=release.folder)
+
+
+def files(release: Release) -> str:
+    """Every file of the release is there, and none that a loader could take for a part of it."""
+    if not release.is_ours:
+        pickled = sorted(n for n in release.names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
+        seen = f"; pickled files, which are not opened: {', '.join(pickled)}" if pickled else ""
+        raise UncheckedError(f"no {artefacts.MANIFEST} says which files belong to the release{seen}")
+    folders = [folder.relative_to(release.folder).as_posix() for _, folder in release.adapter_folders()]
+    required = {*artefacts.PER_REPOSITORY, *(_join(f, name) for f in folders for name in artefacts.PER_VARIANT)}
+    optional = {_join(f, name) for f in folders for name in artefacts.OPTIONAL_PER_VARIANT}
+    others = release.names - required - optional
+    besides = {name for name in others if _BESIDES.fullmatch(name) and not _within(name, folders)}
+    problems = [f"{name} is missing" for name in sorted(required - release.names)]
+    problems += [f"{name} is no part of the release" for name in sorted(others - besides)]
+    require_none(problems)
+    told = f"; not part of it: {', '.join(sorted(besides))}" if besides else ""
+    return f"{len(release.names - others)} files of the release{told}"
+
+
+def _within(name: str, folders: list[str]) -> bool:
+    """Inside a variant's subfolder; the root holds whatever else a repository has."""
+    return any(folder != "." and name.startswith(f"{folder}/") for folder in folders)
+
+
+def _join(folder: str, name: str) -> str:
+    return (PurePosixPath(folder) / name).as_posix()
+
+
+def download(release: Release) -> str:
+    """The bytes here are those that the Hub lists: by SHA-256 for LFS and Xet files, by git blob for the others."""
+    if release.remote is None:
+        raise UncheckedError("a local folder: what the Hub holds was not asked")
+    here = [file for file in release.remote if _is_artefact(file.path)]
+    require_none([f"{file.path} differs from what the Hub lists" for file in here if not _same(release, file)])
+    return f"{len(here)} files hold the bytes that the Hub lists"
+
+
+def _same(release: Release, file: RemoteFile) -> bool:
+    path = release.folder / file.path
+    return path.is_file() and path.stat().st_size == file.size and holds_bytes(file, sha256_of(path), local=path)
+
+
+def manifest_holds(release: Release) -> str:
+    """manifest.yaml is one, and pins what it names."""
+    if not release.is_ours:
+        raise UncheckedError(f"there is no {artefacts.MANIFEST}")
+    if artefacts.MANIFEST not in release.names:
+        raise AuditError(f"there is no {artefacts.MANIFEST}")
+    manifest, problems = read_manifest(release.folder / artefacts.MANIFEST, templates=False)
+    if manifest is None:
+        raise AuditError("\n".join(str(problem) for problem in problems))
+    if manifest.is_local:
+        return "no problems; it names local folders, which nobody else can fetch"
+    return "no problems; every checkpoint at a full commit id"
+
+
+def repository(release: Release) -> str:
+    """The repository is the one that the manifest was made for."""
+    if release.revision is None:
+        raise UncheckedError("a local folder, of no repository")
+    manifest = needed(release.manifest, artefacts.MANIFEST)
+    if manifest.repo != release.name:
+        raise AuditError(f"the manifest is that of {manifest.repo}: {release.name} is a copy of it")
+    return f"{release.name} at {release.revision}"
+
+
+# --- the card -----------------------------------------------------------------------------------------------
+
+
+def card(release: Release) -> str:
+    """README.md is what the manifest and the artefacts give, byte for byte."""
+    manifest, readme = needed(release.manifest, artefacts.MANIFEST), release.folder / artefacts.CARD
+    for template in (manifest.card.template, manifest.card.usage):
+        # one from the repository would be code from the repository
+        if not (packaged_folder("templates") / template).is_file():
+            raise UncheckedError(f"the template {template} does not come with this tool")
+    evidence = tuple(_evidence(variant, release.folder / variant.folder) for variant in manifest.variants)
+    text = render_card(manifest, evidence, beside=packaged_folder("templates"))
+    if not readme.is_file():
+        raise AuditError(f"there is no {artefacts.CARD}")
+    if readme.read_bytes() != text.encode():
+        raise AuditError(_stale(text, readme, evidence))
+    return "README.md is what the artefacts give, byte for byte"
+
+
+def _evidence(variant: Variant, folder: Path) -> Evidence:
+    """As it is: whether it is the manifest's is asked by another check."""
+    try:
+        extraction = Extraction.read(folder / artefacts.EXTRACTION)
+    except FetchError as error:
+        raise UncheckedError(error.found) from None
+    try:
+        return Evidence(variant, extraction, load_verification(extraction, folder / artefacts.VERIFICATION))
+    except PublisherError:  # of another adapter: a card may not say a word of it
+        return Evidence(variant, extraction, None)
+
+
+def _stale(text: str, readme: Path, evidence: tuple[Evidence, ...]) -> str:
+    there = readme.read_text(encoding="utf-8", errors="replace")
+    figures = _other_figures(there, text)
+    diff = check_card(text, readme).splitlines() or ["the bytes differ, not the text: line ends or encoding"]
+    more = [f"… {len(diff) - _DIFF_LINES} more lines"] if len(diff) > _DIFF_LINES else []
+    made = sorted({item.extraction.tools.publisher for item in evidence} - {__version__})
+    other = [f"(made by publisher {', '.join(made)}; this is {__version__}, whose card may differ)"] if made else []
+    head = (
+        f"README.md states other figures:\n{listed(figures)}" if figures else "README.md is not what the artefacts give"
+    )
+    return "\n".join([head, *other, *diff[:_DIFF_LINES], *more])
+
+
+_FIGURE = re.compile(r"\d[\d.,]*")
+
+
+def _other_figures(there: str, text: str) -> list[str]:
+    """Where only numbers differ: what stands there, and what should."""
+    lines = there.splitlines(), text.splitlines()
+    found = []
+    for tag, start, end, other_start, other_end in difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes():
+        if tag == "replace" and end - start == other_end - other_start:
+            pairs = zip(lines[0][start:end], lines[1][other_start:other_end], strict=True)
+            found += [f"line {n}: {d}" for n, pair in enumerate(pairs, start + 1) if (d := _figures_of(*pair))]
+    return found
+
+
+def _figures_of(there: str, line: str) -> str:
+    if _FIGURE.sub("#", there) != _FIGURE.sub("#", line):
+        return ""
+    pairs = zip(_FIGURE.findall(there), _FIGURE.findall(line), strict=True)
+    return ", ".join(f"{found} instead of {expected}" for found, expected in pairs if found != expected)
+
+
+def card_header(release: Release) -> str:
+    """What the Hub reads of a card by another tool: the base model and the library."""
+    readme = release.folder / artefacts.CARD
+    if not readme.is_file():
+        raise UncheckedError(f"there is no {artefacts.CARD}")
+    data = _header(readme)
+    bases = data.get("base_model")
+    named = set(bases) if isinstance(bases, list) else {bases}
+    problems = [f"base_model is {shown(bases)}; the adapters' is {base}" for base in sorted(_bases(release) - named)]
+    if data.get("library_name") != "peft":
+        problems.append(f"library_name is {shown(data.get('library_name'))}; expected 'peft'")
+    require_none(problems)
+    return f"base model {shown(bases)}, library peft"
+
+
+def _header(readme: Path) -> dict[str, Any]:
+    try:
+        data: Any = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=False).data
+        return dict(data.to_dict())
+    except (ValueError, YAMLError) as error:
+        raise AuditError(f"README.md has no header that can be read ({type(error).__name__})") from error
+
+
+def _bases(release: Release) -> set[str]:
+    configs = [folder / artefacts.CONFIG for _, folder in release.adapter_folders()]
+    named = (read_json(config).get("base_model_name_or_path") for config in configs if config.is_file())
+    return {name for name in named if isinstance(name, str) and name}

@@ -1,0 +1,193 @@
+"""What is told from two headers alone: names, shapes, dtypes, layers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from publisher.comparison import equal, is_linear_weight, layers_of, preflight, ranges
+from publisher.errors import ExtractionError
+from publisher.tensors import TensorHeader
+
+Headers = Mapping[str, TensorHeader]
+
+
+def header(*shape: int, dtype: str = "BF16") -> TensorHeader:
+    return TensorHeader(dtype, shape, Path("model.safetensors"))
+
+
+def headers(*names: str) -> dict[str, TensorHeader]:
+    return dict.fromkeys(names, header(4, 4))
+
+
+# --- which tensors match ------------------------------------------------------------------------------------
+
+
+def test_equal_headers_leave_nothing_out() -> None:
+    assert preflight(headers("a.weight", "b.weight"), headers("a.weight", "b.weight"), ignore=()) == ()
+
+
+def test_a_whole_family_in_the_base_alone_is_normal() -> None:
+    base = headers("model.a.weight", "mtp.fc.weight", "mtp.norm.weight", "lm_head.weight")
+    assert preflight(headers("model.a.weight"), base, ignore=()) == ()
+
+
+def test_one_missing_of_a_family_is_damage() -> None:
+    with pytest.raises(ExtractionError, match=r"model\.b\.weight is in the base alone"):
+        preflight(headers("model.a.weight"), headers("model.a.weight", "model.b.weight"), ignore=())
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("BF16", "F32"), ("F16", "BF16"), ("F32", "F16")])
+def test_float_dtypes_may_differ(ours: str, theirs: str) -> None:
+    pair = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
+    assert preflight(*pair, ignore=()) == ()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("F8_E4M3", "BF16"), ("BF16", "I8"), ("I32", "I64")])
+def test_other_dtypes_may_not(ours: str, theirs: str) -> None:
+    pair = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
+    with pytest.raises(ExtractionError, match=f"a.weight is {ours} in the source and {theirs} in the base"):
+        preflight(*pair, ignore=())
+
+
+def test_what_the_manifest_ignores_is_left_out_with_its_reason() -> None:
+    source = {"a.weight": header(4, 4), "head.weight": header(2, 4), "new.weight": header(4, 4)}
+    base = {"a.weight": header(4, 4), "head.weight": header(3, 4)}
+    left_out = preflight(source, base, ignore=("head.*", "new.weight"))
+    assert [(tensor.name, tensor.reason) for tensor in left_out] == [
+        ("head.weight", "is 2x4 in the source and 3x4 in the base"),
+        ("new.weight", "is in the source alone"),
+    ]
+
+
+def test_a_long_report_gives_the_first_dozen_and_how_many_more() -> None:
+    extra = [f"layers.{i:02d}.weight" for i in range(20)]
+    with pytest.raises(ExtractionError) as raised:
+        preflight(headers("a.weight", *extra), headers("a.weight"), ignore=())
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "source and base do not match in 20 tensors:"
+    assert lines[1:13] == [f"  {name} is in the source alone" for name in extra[:12]]
+    assert lines[13] == "  and 8 more"
+
+
+# --- which tensors a LoRA can carry -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.language_model.layers.3.linear_attn.in_proj_a.weight",
+        "model.visual.blocks.0.attn.qkv.weight",
+        "lm_head.weight",
+        "score.weight",
+    ],
+)
+def test_matrices_of_linear_modules_are_linear_weights(name: str) -> None:
+    assert is_linear_weight(name, header(8, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("model.norm.weight", header(8)),
+        ("layers.0.q_proj.bias", header(8)),
+        ("linear_attn.conv1d.weight", header(8, 1, 4)),
+        ("linear_attn.A_log", header(8)),
+        ("model.embed_tokens.weight", header(8, 4)),
+        ("model.visual.pos_embed.weight", header(8, 4)),
+        ("transformer.wte.weight", header(8, 4)),
+        ("transformer.wpe.weight", header(8, 4)),
+        ("bert.embeddings.word_embeddings.weight", header(8, 4)),
+        ("layers.0.experts.gate_up_proj", header(8, 4)),
+        ("layers.0.q_proj.weight", header(8, 4, dtype="F8_E4M3")),
+        ("layers.0.q_proj.weight", header(8, 4, dtype="I8")),
+    ],
+)
+def test_norms_biases_convolutions_tables_and_quantised_weights_are_not(name: str, tensor: TensorHeader) -> None:
+    assert not is_linear_weight(name, tensor)
+
+
+# --- layers -------------------------------------------------------------------------------------------------
+
+
+def stack(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}.{index}.proj.weight" for index in range(count)]
+
+
+def test_layers_are_counted_in_the_stack_that_changed_most() -> None:
+    text, vision = stack("model.language_model.layers", 64), stack("model.visual.blocks", 99)
+    changed = [*text[40:], vision[1]]
+    assert layers_of(changed, headers(*text, *vision)) == (tuple(range(40, 64)), 64)
+
+
+def test_the_first_number_in_a_name_is_the_layer_and_not_an_expert() -> None:
+    names = [f"model.layers.{layer}.experts.{expert}.up.weight" for layer in range(3) for expert in range(8)]
+    assert layers_of(names[8:16], headers(*names)) == ((1,), 3)
+
+
+def test_names_without_a_number_have_no_layers() -> None:
+    assert layers_of(["lm_head.weight"], headers("lm_head.weight", *stack("layers", 3))) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((7,), "7"), ((0, 1, 2, 3), "0-3"), ((0, 1, 2, 3, 7, 9, 10), "0-3, 7, 9-10")]
+)
+def test_ranges_read_as_a_person_writes_them(numbers: tuple[int, ...], text: str) -> None:
+    assert ranges(numbers) == text
+
+
+@given(st.sets(st.integers(min_value=0, max_value=300)))
+def test_ranges_name_each_number_once_in_as_few_runs_as_can_be(numbers: set[int]) -> None:
+    runs = [run.split("-") for run in ranges(sorted(numbers)).split(", ") if run]
+    named = [number for run in runs for number in range(int(run[0]), int(run[-1]) + 1)]
+    assert named == sorted(numbers)
+    assert len(runs) == sum(number - 1 not in numbers for number in numbers)
+
+
+# --- equal bytes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+    ],
+)
+def test_tensors_of_every_dtype_can_be_compared(dtype: torch.dtype) -> None:
+    one = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to(dtype)
+    other = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).to(dtype)
+    assert equal(one, one.clone())
+    assert not equal(one, other)
+
+
+def test_a_base_of_another_dtype_is_cast_before_it_is_compared() -> None:
+    base = torch.tensor([1.0, 1.001, -3.1416])
+    assert equal(base.bfloat16(), base)
+    assert not equal(base, base.bfloat16())
+
+
+def test_zeros_of_either_sign_are_equal_and_so_is_the_same_nan() -> None:
+    assert equal(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+    assert equal(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0]))
+    assert not equal(torch.tensor([torch.nan, 1.0]), torch.tensor([2.0, 1.0]))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (2, 3, 4)])
+def test_every_shape_can_be_compared(shape: tuple[int, ...]) -> None:
+    assert equal(torch.ones(shape), torch.ones(shape))
+
+
+def test_a_tensor_is_compared_by_value_and_not_by_its_layout_in_memory() -> None:
+    values = torch.arange(12.0).reshape(3, 4)
+    assert equal(values.T.contiguous(), values.T)
