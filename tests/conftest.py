@@ -53,7 +53,7 @@ def demo_run(demo_pairs: Path) -> Path:
     Read it, never write into it.
     """
     with contextlib.chdir(demo_pairs.parent):
-        run(Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu"), silent)
+        run(Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu", dry_run=True), silent)
     return demo_pairs.parent
 
 

@@ -69,7 +69,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def desk(folder: Path, commands: Path, **environment: str) -> Desk:
     """A fresh folder, with nothing of this process's own environment that could matter."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     base = {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(packaged_folder("manifests").parent),
@@ -95,11 +95,10 @@ print(json.dumps([len(factors), all(bool(factor.any()) for factor in factors)]))
 
 
 def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
-    demo_pairs: Path, commands: Path, tmp_path: Path
+    own_demo_run: Path, commands: Path, tmp_path: Path
 ) -> None:
-    here = desk(tmp_path / "desk", commands, HF_TOKEN=PLANTED)
-    (here.folder / "demo").symlink_to(demo_pairs)
-    command = f"publish --manifest {packaged_folder('manifests') / 'demo.yaml'} --hub local --json"
+    here = desk(own_demo_run, commands, HF_TOKEN=PLANTED)
+    command = "publish --manifest demo.yaml --hub local --device cpu --json"
     outcomes = []
     for options in ("--tag v1.2.0", "--tag v1.2.0 -v"):
         done = here.run(f"{command} {options}")
@@ -112,7 +111,9 @@ def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
     assert [variant["reused"] for variant in outcomes[1]["variants"]] == [["extract", "validate"]] * 2
     with LocalHub(here.folder / "dist/demo.work/hub") as hub:
         assert hub.repository("demo/clef-lora").head("v1.2.0") == first["commit"]
-        reader = Desk(here.folder, {**here.environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "new")})
+        reader = Desk(
+            here.folder, {**here.environment, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "empty")}
+        )
         loaded = reader.run(f"{sys.executable} -c '{LOAD}' {first['commit']}", HF_TOKEN="")
         assert loaded.returncode == 0, loaded.stderr
     assert json.loads(loaded.stdout) == [248, True]
@@ -303,17 +304,17 @@ def test_evidence_that_does_not_hold_is_not_published(hub: LocalHub, carried: De
     done = carried.run("publish --manifest manifests/clef.yaml --tag v1.3.0")
     assert done.returncode == 1
     assert why in done.stderr
-    assert "error: o/clef-flash" in done.stderr
+    assert "error: the Hub at" in done.stderr  # where it would have fetched the weights
     assert titles(hub) == commits
 
 
-@pytest.mark.parametrize("spoil", [change_a_byte, lose_the_validation])
+@pytest.mark.parametrize("spoil", [change_a_byte, change_a_figure, lose_the_validation])
 def test_evidence_that_is_all_there_is_may_be_demanded_to_hold(hub: LocalHub, carried: Desk, spoil: Any) -> None:
-    commits, why = titles(hub), spoil(carried)
+    commits = titles(hub)
+    spoil(carried)
     done = carried.run("publish --manifest manifests/clef.yaml --tag v1.3.0 --from card")
     assert done.returncode == 1
     assert "error: dist/clef has not passed validation as it is now" in done.stderr
-    assert why in done.stderr
     assert titles(hub) == commits
 
 
@@ -326,7 +327,7 @@ def test_evidence_that_is_all_there_is_may_be_demanded_to_hold(hub: LocalHub, ca
         (READ_ONLY, "", None, "for reading only"),
         (PLANTED[::-1], "", None, "does not accept this token"),
         (PLANTED + "\x0bx", "", None, "a character that cannot be sent"),
-        (PLANTED, "--tag v1.2.0", Fault("POST", f"/{REPO}/commit/", status=503), "differs from that commit"),
+        (PLANTED, "--tag v1.2.0", Fault("POST", f"/{REPO}/commit/", status=503), "the tag v1.2.0"),
         (PLANTED, "--tag v1.4.0", Fault("POST", f"/{REPO}/commit/", status=429), "nothing was written"),
         (PLANTED, "--pr", Fault("POST", f"/{REPO}/commit/", cut=True), "nothing was written"),
     ],
