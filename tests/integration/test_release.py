@@ -18,8 +18,8 @@ import pytest
 import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
+import publisher
 from publisher.artefacts import ADAPTER, EXTRACTION
-from publisher.files import packaged_folder
 from publisher.localhub import Fault, LocalHub, Role
 from publisher.pipeline import _mark, validation_key
 from publisher.records import Validation
@@ -72,7 +72,7 @@ def desk(folder: Path, commands: Path, **environment: str) -> Desk:
     folder.mkdir(exist_ok=True)
     base = {
         "PATH": f"{commands}:{os.environ['PATH']}",
-        "PYTHONPATH": str(packaged_folder("manifests").parent),
+        "PYTHONPATH": str(Path(publisher.__file__).parents[1]),
         "HOME": str(folder / "home"),
         "HF_HOME": str(folder / "home/hf"),
         "NO_PROXY": "127.0.0.1,localhost",
