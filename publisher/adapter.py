@@ -38,7 +38,6 @@ def adapter_config(
     return {
         "peft_type": "LORA",
         "task_type": variant.adapter.task_type,
-        "auto_mapping": {"base_model_class": variant.model_class, "parent_library": "transformers"},
         "base_model_name_or_path": base.name,
         "revision": base.revision if base.kind == "hub" else None,
         "r": rank,

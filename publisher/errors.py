@@ -109,3 +109,9 @@ def listed(lines: Iterable[str]) -> str:
     every = list(lines)
     more = [f"  and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return "\n".join([*(f"  {line}" for line in every[:_SHOWN]), *more])
+
+
+def shown(value: object, *, width: int = 80) -> str:
+    """A JSON value for a message, cut where it is long."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= width else f"{text[: width - 1]}…"

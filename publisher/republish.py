@@ -1,6 +1,7 @@
 """`publish card --from-hub`: the card again, from the evidence that is published; README.md alone is committed.
 
-For a better template or a corrected summary, without the checkpoints and without the machine that extracted. It
+For a better template or a corrected summary, without the checkpoints and without the machine that extracted. Where
+the manifest's words changed, its published copy goes along, since a card must follow from what lies beside it. It
 refuses evidence that is not this manifest's, as rendering from a staged tree does.
 """
 
@@ -10,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from publisher import hub
-from publisher.artefacts import CARD, EXTRACTION, VERIFICATION
+from publisher.artefacts import CARD, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.commitplan import BRANCH, compare_with_head
 from publisher.files import sha256_of, write_text
 from publisher.hub import Destination, RemoteFile
@@ -46,6 +47,7 @@ def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recard
         text = render_card(manifest, load_evidence(manifest, root), beside=manifest_file.parent)
         diff = check_card(text, root / CARD)
         write_text(root / CARD, text)
+        write_text(root / MANIFEST, manifest_file.read_text(encoding="utf-8"))
         plan = _plan(manifest, head, remote=remote, root=root)
         message = f"Render the card of {manifest.card.title} again"
         return Recarded(diff, carry_out(plan, root, message=message, target=target) if write else None)
@@ -62,11 +64,14 @@ def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], 
 
 
 def _plan(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path) -> CommitPlan:
-    card = FileDigest(name=CARD, size=(root / CARD).stat().st_size, sha256=sha256_of(root / CARD))
-    published = [file for file in remote if file.path == CARD]
+    files = [
+        FileDigest(name=name, size=(root / name).stat().st_size, sha256=sha256_of(root / name))
+        for name in (CARD, MANIFEST)
+    ]
+    published = [file for file in remote if file.path in {CARD, MANIFEST}]
     return CommitPlan(
         repo=manifest.repo,
         parent=head,
         compared_with=f"{BRANCH} at {head[:8]}",
-        operations=compare_with_head([card], published, staged=root),
+        operations=compare_with_head(files, published, staged=root),
     )

@@ -1,14 +1,15 @@
 """An extraction in a few figures: each follows from the modules' own and from the comparison of the checkpoints.
 
-`extract` writes the summary, `audit` works it out again and demands the same.
+`extract` writes the summary; `validate` and `audit` work it out again and demand the same.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from publisher.comparison import Comparison, ranges
-from publisher.records import ExtractionSummary, FileDigest, ModuleExtraction, RankCount, Spread
+from publisher.comparison import Comparison, layers_of, ranges
+from publisher.errors import shown
+from publisher.records import Extraction, ExtractionSummary, FileDigest, ModuleExtraction, RankCount, Spread
 
 
 def summarise(
@@ -38,6 +39,40 @@ def summarise(
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
     )
+
+
+def summary_problems(extraction: Extraction) -> list[str]:
+    """The fields of the summary that do not follow from the modules."""
+    claimed = extraction.summary
+    again = summarise(extraction.modules, _as_claimed(extraction), adapter=claimed.adapter, config=claimed.config)
+    return list(differences(claimed, again))
+
+
+def _as_claimed(extraction: Extraction) -> Comparison:
+    """What only the checkpoints could tell, as the summary has it; the layers from the modules' names."""
+    names = [f"{module.name}.weight" for module in extraction.modules]
+    summary = extraction.summary
+    return Comparison(
+        changed=tuple(names),
+        equal=summary.tensors_equal,
+        base_only=summary.tensors_base_only,
+        left_out=summary.left_out,
+        layers=layers_of(names, names)[0],
+        layers_total=summary.layers_total,
+    )
+
+
+def differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
+    """The fields of the summary that do not come out again."""
+    there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
+    for field, value in there.items():
+        if value != found[field]:
+            parts = value.keys() if isinstance(value, dict) and isinstance(found[field], dict) else ()
+            deeper = [part for part in parts if value[part] != found[field][part]]
+            for part in deeper:
+                yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(found[field][part])}"
+            if not deeper:
+                yield f"summary.{field} is {shown(value)}; it comes out as {shown(found[field])}"
 
 
 def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:

@@ -16,8 +16,8 @@ from peft.utils.other import get_pattern_key
 
 from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
-from publisher.errors import AuditError, FetchError
+from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.errors import AuditError, FetchError, shown
 from publisher.manifest import TASK_TYPES, Variant
 from publisher.records import Check, Extraction
 from publisher.tensors import TensorHeader, TensorReader, file_headers, read_json

@@ -61,9 +61,3 @@ def require_none(problems: Sequence[str]) -> None:
         raise AuditError(problems[0])
     if problems:
         raise AuditError(f"{len(problems)} differences:\n{listed(problems)}")
-
-
-def shown(value: object, *, width: int = 80) -> str:
-    """A JSON value for a message, cut where it is long."""
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= width else f"{text[: width - 1]}…"

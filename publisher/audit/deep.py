@@ -15,11 +15,10 @@ import torch
 
 from publisher.artefacts import EXTRACTION, MANIFEST
 from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
-from publisher.audit.evidence import summary_differences
+from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.comparison import Comparison, compare
 from publisher.devices import chosen_device
-from publisher.errors import PublisherError
+from publisher.errors import PublisherError, shown
 from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.progress import Progress
@@ -27,7 +26,7 @@ from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, S
 from publisher.stages.extract import extract_module
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
-from publisher.summary import summarise
+from publisher.summary import differences, summarise
 from publisher.tensors import TensorReader, read_headers
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
@@ -127,7 +126,7 @@ def comparison(case: _Case) -> str:
     problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
     claimed = extraction.summary
     again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config)
-    require_none([*problems, *summary_differences(claimed, again)])
+    require_none([*problems, *differences(claimed, again)])
     return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
 
 

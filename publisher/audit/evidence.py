@@ -17,17 +17,16 @@ from publisher import hub, lora
 from publisher.adapter import KEY_PREFIX, adapter_config
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
-from publisher.comparison import Comparison, layers_of
-from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed
+from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.files import digest_of, sha256_of
 from publisher.loading import Adapter as Loadable
 from publisher.loading import load_on_config, quiet
 from publisher.manifest import Variant
-from publisher.records import Check, Checkpoint, Extraction, ExtractionSummary, ModuleExtraction, Snapshot
+from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
 from publisher.stages.card import load_extraction, load_verification
 from publisher.stages.validate import require_loadable, require_tensors
-from publisher.summary import summarise
+from publisher.summary import summary_problems
 from publisher.tensors import CONFIG as MODEL_CONFIG
 from publisher.tensors import TensorReader, read_json
 
@@ -148,40 +147,12 @@ def recorded_tensors(adapter: Adapter) -> str:
 def figures(adapter: Adapter) -> str:
     """The summary follows from the modules, and the modules' derived figures from their own."""
     extraction = _recorded(adapter)
-    claimed, modules = extraction.summary, extraction.modules
+    modules = extraction.modules
     if not modules:
         raise AuditError(f"{EXTRACTION} lists no module")
-    again = summarise(modules, _as_claimed(extraction), adapter=claimed.adapter, config=claimed.config)
-    problems = [*summary_differences(claimed, again), *(line for m in modules for line in _inconsistent(m))]
+    problems = [*summary_problems(extraction), *(line for m in modules for line in _inconsistent(m))]
     require_none(problems)
     return f"the summary follows from its {len(modules)} modules"
-
-
-def _as_claimed(extraction: Extraction) -> Comparison:
-    """What only the checkpoints could tell, as the summary has it; the layers from the modules' names."""
-    names = [f"{module.name}.weight" for module in extraction.modules]
-    summary = extraction.summary
-    return Comparison(
-        changed=tuple(names),
-        equal=summary.tensors_equal,
-        base_only=summary.tensors_base_only,
-        left_out=summary.left_out,
-        layers=layers_of(names, names)[0],
-        layers_total=summary.layers_total,
-    )
-
-
-def summary_differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
-    """The fields of the summary that do not come out again."""
-    there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
-    for field, value in there.items():
-        if value != found[field]:
-            parts = value.keys() if isinstance(value, dict) and isinstance(found[field], dict) else ()
-            deeper = [part for part in parts if value[part] != found[field][part]]
-            for part in deeper:
-                yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(found[field][part])}"
-            if not deeper:
-                yield f"summary.{field} is {shown(value)}; it comes out as {shown(found[field])}"
 
 
 def _inconsistent(module: ModuleExtraction) -> Iterator[str]:

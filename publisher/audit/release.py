@@ -12,9 +12,9 @@ from huggingface_hub import ModelCard
 from yaml import YAMLError
 
 from publisher import __version__, artefacts, hub
-from publisher.audit.checks import UncheckedError, checked, needed, require_none, shown
+from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.commitplan import holds_bytes
-from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed
+from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed, shown
 from publisher.files import packaged_folder, sha256_of
 from publisher.hub import RemoteFile
 from publisher.manifest import Manifest, Variant, read_manifest

@@ -228,8 +228,10 @@ def size(octets: int) -> str:
 
 
 def extent(summary: ExtractionSummary) -> str:
-    """`186 linears, layers 40–63`, or `248 linears, all 32 layers`."""
+    """`186 linears, layers 40–63`, `248 linears, all 32 layers`, or `2 linears` where names have no layer."""
     total = summary.layers_total
+    if not summary.layers:
+        return linears(summary.linears)
     if total > 1 and summary.layers == f"0-{total - 1}":
         where = f"all {total} layers"
     else:

@@ -27,6 +27,7 @@ from publisher.loading import Adapter, class_named, configuration, load_adapter,
 from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
+from publisher.summary import summary_problems
 from publisher.tensors import TensorHeader, TensorReader, read_headers
 
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
@@ -60,6 +61,7 @@ def validate(
         obstacle = function_obstacle(read_headers(source.folder))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
+    _require_none(summary_problems(extraction), "the summary in extraction.json does not follow from its modules")
     return Validation(
         path=variant.path,
         modules=len(extraction.modules),

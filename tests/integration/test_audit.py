@@ -403,7 +403,7 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (recorded_digest_of_the_base, ["base /"], "the revision of base in extraction.json is not the digest"),
     (verification_of_another_adapter, ["verification /"], "adapter_sha256 is 0000"),
     (moved_base_in_the_manifest, ["recipe /", "recorded config /", "card"], "base is a local folder"),
-    (another_class_in_the_manifest, ["recipe /", "recorded config /", "card"], "model_class is Llama"),
+    (another_class_in_the_manifest, ["recipe /", "loading /", "card"], "model_class is Llama"),
     (a_manifest_with_a_fault, ["manifest"], "variants[0].adapter.rank: -1 is not a rank"),
     (manifest_missing, ["manifest", "files"], "there is no manifest.yaml"),
     (foreign_file, ["files"], "model.safetensors is no part of the release"),

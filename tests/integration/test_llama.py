@@ -75,7 +75,7 @@ def published(**adapter: Any) -> Outcome:
     card = {"template": "lora_card.md.j2", "title": "Llama", "summary": "A test."}
     manifest = {"version": 1, "repo": "demo/llama", "license": "mit", "variants": [variant], "card": card}
     Path("llama.yaml").write_text(yaml.safe_dump(manifest))
-    return run(Run(Path("llama.yaml"), Path("dist"), device="cpu"), silent)
+    return run(Run(Path("llama.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
 
 
 def test_what_peft_merged_is_found_again_and_validates(model: Any) -> None:

@@ -48,7 +48,7 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
 
 
 def rerun(**options: Any) -> Outcome:
-    return run(Run(MANIFEST, Path("dist"), device="cpu", **options), silent)
+    return run(Run(MANIFEST, Path("dist"), device="cpu", dry_run=True, **options), silent)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -175,7 +175,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(interrupted: Interrupted) -
     assert "fetching" not in interrupted.again.stdout
     assert "rendering the card\nplanning the commit\n" in interrupted.again.stderr
     assert "card written: dist/demo/README.md" in interrupted.again.stdout
-    assert "compared with nothing: local checkpoints cannot be published on the Hub" in interrupted.again.stdout
+    assert "commit to demo/clef-lora, compared with nothing" in interrupted.again.stdout
 
 
 # --- what is reused -----------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def first_extracted() -> str:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Run(MANIFEST, Path("dist"), device="cpu"), listen)
+        run(Run(MANIFEST, Path("dist"), device="cpu", dry_run=True), listen)
     return told[-1]
 
 

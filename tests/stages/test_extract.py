@@ -159,10 +159,6 @@ def test_the_config_says_what_peft_needs_and_no_more(pattern: tuple[Extraction, 
     assert (config["peft_type"], config["task_type"]) == ("LORA", "FEATURE_EXTRACTION")
     assert (config["r"], config["lora_alpha"], config["use_rslora"], config["use_dora"]) == (RANK, RANK, False, False)
     assert (config["bias"], config["inference_mode"], config["lora_dropout"]) == ("none", True, 0.0)
-    assert config["auto_mapping"] == {
-        "base_model_class": "Qwen3_5ForConditionalGeneration",
-        "parent_library": "transformers",
-    }
 
 
 def test_a_local_base_is_named_without_a_revision(pattern: tuple[Extraction, Path]) -> None:

@@ -154,7 +154,7 @@ def test_a_base_that_overflows_in_the_source_dtype_is_refused_as_infinite() -> N
     base, source, _ = _pair(torch.float16)
     wide = base.float()
     wide[0, 0] = 1e6
-    with pytest.raises(ExtractionError, match="0 elements in the source and 1 elements in the base"):
+    with pytest.raises(ExtractionError, match="0 elements in the source and 1 element in the base"):
         extract_module(NAME, source, base=wide, settings=_settings())
 
 

@@ -232,6 +232,11 @@ def test_an_altered_claim_is_found(field: str, word: str) -> None:
     assert f"{MODULE}: {word} {true:.6g}, claimed {true * 0.98:.6g}" in message
 
 
+def test_a_summary_that_does_not_follow_from_the_modules_is_found() -> None:
+    spoilt(extraction=lambda claims: claims["summary"].update(exact_share=0.99))
+    assert "summary.exact_share is 0.99; it comes out as 0.7" in refused()
+
+
 def test_factors_of_another_module_are_found_by_their_numbers() -> None:
     other = "model.language_model.layers.7.self_attn.q_proj"
     spoilt(tensors=lambda t: t.update({A: t[A.replace(MODULE, other)].clone()}))
