@@ -1,10 +1,13 @@
 """Fixtures that several test modules share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from publisher.demo import make_demo
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read as torch loads; on small matrices threads wait for each other
 
 
 @pytest.fixture(scope="session")
