@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from publisher import hub
 from publisher.artefacts import SIGNATURE
 from publisher.commitplan import head_of, staged_files
-from publisher.errors import HubError, SigningError, UncheckableSignatureError, listed
+from publisher.errors import HubError, PushError, SigningError, UncheckableSignatureError, listed
 from publisher.files import atomic, sha256_of
 from publisher.hub import Destination
 from publisher.manifest import Manifest, Signer, SigstoreSigner
@@ -155,7 +155,9 @@ class Means:
 
 
 def sign_release(manifest: Manifest, staged: Path, *, means: Means) -> Signing | None:
-    """Leave a signature that holds in the staged tree, or none; None where the manifest asks for none.
+    """Leave a signature that holds in the staged tree, or, where nothing is published, none.
+
+    The answer is None where the manifest asks for no signature.
 
     Raises:
         PushError: the staged tree is not the release, whole and nothing else.
@@ -170,11 +172,23 @@ def sign_release(manifest: Manifest, staged: Path, *, means: Means) -> Signing |
     if _kept(manifest, staged, signer=signer, names=names, means=means):
         return Signing(result="kept", signer=describe(signer), why=None)
     obstacle = _obstacle(signer, means)
-    if obstacle is not None:
+    if obstacle is not None and not means.publishing:
         file.unlink(missing_ok=True)  # of other files than these
         return Signing(result="missing", signer=describe(signer), why=obstacle)
     _sign(staged, signer, names=names, means=means)
     return Signing(result="signed", signer=describe(signer), why=None)
+
+
+def is_signed(manifest: Manifest, staged: Path) -> bool:
+    """Whether the staged tree is a whole release with a signature that holds, made here or elsewhere."""
+    if manifest.sign is None or not (staged / SIGNATURE).is_file():
+        return False
+    try:
+        names = {entry.name for entry in staged_files(manifest, staged)} - {SIGNATURE}
+        verify(manifest.sign, staged, names=names)
+    except (PushError, SigningError):
+        return False
+    return True
 
 
 def _kept(manifest: Manifest, staged: Path, *, signer: Signer, names: Collection[str], means: Means) -> bool:
@@ -211,7 +225,7 @@ def _published(manifest: Manifest, folder: Path, means: Means) -> Path | None:
 
 def _obstacle(signer: Signer, means: Means) -> str | None:
     if signer.sigstore is not None:
-        return None if means.publishing else "Sigstore signs when the release is pushed to the real Hub"
+        return "Sigstore signs when the release is pushed to the real Hub"
     return None if means.private_key is not None else f"no private key: --signing-key FILE, or {KEY_VARIABLE}"
 
 
@@ -245,17 +259,40 @@ def verify(signer: Signer, folder: Path, *, names: Collection[str], signature: P
         UncheckableSignatureError: the package is not installed, or Sigstore's keys cannot be fetched.
     """
     file = signature or folder / SIGNATURE
-    signed = _signed_files(file)
-    problems = [f"{name} is signed and not there" for name in sorted(signed.keys() - set(names))]
-    problems += [f"{name} is not signed" for name in sorted(set(names) - signed.keys())]
-    _require_none(problems)
-    with _verifier(signer) as verifier:
+    with _verifier(signer, ignoring=_besides(folder, names)) as verifier:
         try:
             verifier.verify(folder, file)
         except Exception as error:  # noqa: BLE001 - a file of any origin may make it stumble anywhere
-            changed = sorted(name for name, digest in signed.items() if sha256_of(folder / name) != digest)
-            _require_none([f"{name} is not as it was signed" for name in changed])
+            _require_none(_differences(_signed_files(file), folder, names=names))
             raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {_first_line(error)}") from None
+
+
+def _besides(folder: Path, names: Collection[str]) -> Iterator[str]:
+    """What else is in the folder, a whole subfolder where it holds no file of the release."""
+    tops = {name.partition("/")[0] for name in names}
+    for top in folder.iterdir():
+        if top.name not in tops:
+            yield top.name
+        elif top.is_dir():
+            inside = (path.relative_to(folder).as_posix() for path in top.rglob("*") if path.is_file())
+            yield from (name for name in inside if name not in names)
+
+
+def _differences(signed: dict[str, str], folder: Path, *, names: Collection[str]) -> list[str]:
+    lost, more, common = signed.keys() - set(names), set(names) - signed.keys(), signed.keys() & set(names)
+    problems = [f"{name} is signed and not there" for name in sorted(lost)]
+    problems += [f"{name} is not signed" for name in sorted(more)]
+    changed = (name for name in sorted(common) if sha256_of(folder / name) != signed[name])
+    return [*problems, *(f"{name} is not as it was signed" for name in changed)]
+
+
+def _signed_files(file: Path) -> dict[str, str]:
+    """SHA-256 of each file as the signature lists it, to say what differs; whether it holds is not asked here."""
+    try:
+        payload = base64.b64decode(json.loads(file.read_bytes())["dsseEnvelope"]["payload"])
+        return {str(entry["name"]): str(entry["digest"]) for entry in json.loads(payload)["predicate"]["resources"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SigningError(f"{SIGNATURE} is no signature of a model ({type(error).__name__})") from None
 
 
 def _require_none(problems: list[str]) -> None:
@@ -265,23 +302,14 @@ def _require_none(problems: list[str]) -> None:
         raise SigningError(f"{SIGNATURE} is not of these files:\n{listed(problems)}\n")
 
 
-def _signed_files(file: Path) -> dict[str, str]:
-    """SHA-256 of each file that the signature lists; whether it holds is not asked here."""
-    try:
-        payload = base64.b64decode(json.loads(file.read_bytes())["dsseEnvelope"]["payload"])
-        return {str(entry["name"]): str(entry["digest"]) for entry in json.loads(payload)["predicate"]["resources"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise SigningError(f"{SIGNATURE} is no signature of a model ({type(error).__name__})") from None
-
-
 @contextmanager
-def _verifier(signer: Signer) -> Iterator["Verifying"]:
+def _verifier(signer: Signer, *, ignoring: Iterable[str]) -> Iterator["Verifying"]:
     """A verifier for this signer; links are followed, since the Hub's cache consists of them."""
     _require_package()
     from model_signing import hashing, verifying
 
-    config = verifying.Config().set_ignore_unsigned_files(ignore_unsigned_files=True)
-    config.set_hashing_config(hashing.Config().set_allow_symlinks(allow_symlinks=True))
+    files = hashing.Config().set_ignored_paths(paths=ignoring).set_allow_symlinks(allow_symlinks=True)
+    config = verifying.Config().set_hashing_config(files)
     if signer.sigstore is not None:
         yield _sigstore_verifier(config, signer.sigstore)
         return
