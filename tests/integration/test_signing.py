@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -33,6 +34,7 @@ from publisher.stages.push import Target, push
 SIGNED = {f"{folder}{name}" for folder in ("", "small/") for name in ("adapter_config.json", "extraction.json")}
 SIGNED |= {"README.md", "manifest.yaml", "adapter_model.safetensors", "small/adapter_model.safetensors"}
 SIGNATURE = Path("release/model.sig")
+DOCUMENT = Path(__file__).parents[2] / "docs/signing.md"
 MODEL_SIGNING = (sys.executable, "-m", "model_signing")
 
 
@@ -127,6 +129,13 @@ def test_without_the_key_a_signature_of_other_files_goes_and_it_is_said_to_be_mi
     found = sign(None)
     assert (found.result, found.why) == ("missing", "no private key: --signing-key FILE, or PUBLISH_SIGNING_KEY")
     assert not SIGNATURE.exists()
+
+
+def test_a_push_never_goes_on_without_a_signature_that_the_manifest_asks_for(release: Path) -> None:
+    sign()
+    append("README.md")
+    with pytest.raises(SigningError, match="no private key is named"):
+        sign_release(manifest(), release, means=Means(None, None, publishing=True))
 
 
 def test_a_manifest_that_no_longer_asks_for_a_signature_has_none(release: Path, pico_release: Path) -> None:
@@ -240,11 +249,13 @@ def test_a_reader_verifies_a_download_with_the_packages_own_command() -> None:
     Path("release/.cache/huggingface").mkdir(parents=True)
     Path("release/.cache/huggingface/CACHEDIR.TAG").write_text("what `hf download --local-dir` leaves")
     Path("release/.gitattributes").write_text("*.safetensors filter=lfs\n")
-    arguments = ("release", "--signature", "release/model.sig", "--ignore-paths", "release/.cache")
-    good = model_signing("verify", "key", *arguments, "--public_key", "key.pub")
+    Path("key.pub").rename("release.pub")
+    documented = re.search(r"^\$ model_signing (verify key .*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert documented is not None
+    good = model_signing(*documented[1].split())
     assert (good.returncode, good.stdout) == (0, "Verification succeeded\n")
     append("README.md")
-    bad = model_signing("verify", "key", *arguments, "--public_key", "key.pub")
+    bad = model_signing(*documented[1].split())
     assert bad.returncode == 1
     assert "Hash mismatch" in bad.stderr
     assert "README.md" in bad.stderr
