@@ -36,7 +36,7 @@ from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
-_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "stages/validate.py")
+_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "weights.py", "stages/validate.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Run:
         rehearse: push to an embedded local Hub in the work folder.
         tag: the tag to set on the commit.
         pull_request: open a pull request instead of committing to the branch.
+        stream: read the checkpoints' weights from the Hub as they are needed, and store none of them.
     """
 
     manifest_file: Path
@@ -66,6 +67,7 @@ class Run:
     rehearse: bool = False
     tag: str | None = None
     pull_request: bool = False
+    stream: bool = False
 
     def includes(self, stage: str) -> bool:
         """Whether this stage is part of the run."""
@@ -186,7 +188,8 @@ def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
     from publisher.stages.fetch import fetch
 
     memo = options.work / "digests.json"
-    source, base = (fetch(ref, memo=memo, progress=progress) for ref in (variant.source, variant.base))
+    references = (variant.source, variant.base)
+    source, base = (fetch(one, memo=memo, progress=progress, stream=options.stream) for one in references)
     return _Pair(source, base)
 
 

@@ -84,6 +84,11 @@ class LocalHub:
         return tuple(self._journal.lines)
 
     @property
+    def bytes_sent(self) -> int:
+        """Bytes in the bodies of all answers so far."""
+        return self._journal.bytes_sent
+
+    @property
     def github(self) -> Issuer:
         """The stand-in for GitHub Actions, which gives CI jobs their ID tokens."""
         return self._context.issuer
