@@ -5,15 +5,14 @@ and the index are files on this machine; of its tensors there are those in work,
 along with the last. A file of weights whose header does not describe its bytes exactly is refused.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from publisher import hub
 from publisher.errors import FetchError
@@ -81,7 +80,7 @@ class _Entry(Record):
     """One tensor in the header of a safetensors file; offsets count from the header's end."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[NonNegativeInt, ...]
     data_offsets: tuple[int, int]
 
     @property
@@ -90,6 +89,7 @@ class _Entry(Record):
         return math.prod(self.shape) * _DTYPES[self.dtype][1] if self.dtype in _DTYPES else None
 
 
+_HEADER, _ENTRIES = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, _Entry])
 _Places = Mapping[str, tuple[_Entry, int]]  # with the header's end
 _known: dict[str, _Places] = {}  # by the file's digest: a file that both repositories have is asked for once
 
@@ -130,11 +130,10 @@ def _places(snapshot: Snapshot, file: FileDigest) -> _Places:
     if not 0 < length <= min(_LARGEST_HEADER, file.size - 8):
         raise _damaged(snapshot, file, f"its header would be {length:,} bytes long")
     try:
-        header = json.loads(_Range(snapshot.checkpoint, file.name, start=8, stop=end).take(length))
-        header.pop("__metadata__", None)
-        entries = TypeAdapter(dict[str, _Entry]).validate_python(header)
-    except (ValueError, AttributeError, ValidationError) as error:
-        raise _damaged(snapshot, file, f"its header is not one ({type(error).__name__})") from None
+        header = _HEADER.validate_json(bytes(_Range(snapshot.checkpoint, file.name, start=8, stop=end).take(length)))
+        entries = _ENTRIES.validate_python({name: entry for name, entry in header.items() if name != "__metadata__"})
+    except ValidationError as error:
+        raise _damaged(snapshot, file, f"its header is not one ({error.errors()[0]['msg']})") from None
     _require_whole(snapshot, file, entries=entries, end=end)
     return {name: (entry, end) for name, entry in entries.items()}
 
@@ -169,7 +168,7 @@ class StreamReader:
         """`headers` as from `headers_of`."""
         self._snapshot = snapshot
         self._headers = {name: header for name, header in headers.items() if isinstance(header, _StreamedHeader)}
-        order = sorted(self._headers.items(), key=lambda item: (item[1].file, item[1].start))
+        order = sorted(self._headers.items(), key=lambda item: (item[1].file, item[1].start, item[1].stop))
         self._next = {name: after for (name, one), (after, other) in pairwise(order) if one.file == other.file}
         self._ahead: dict[str, torch.Tensor] = {}
 

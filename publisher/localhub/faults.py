@@ -21,8 +21,8 @@ class Fault:
     """What goes wrong with the next `times` requests of this method whose path matches `path`, a regular expression.
 
     `status` is answered in place of the real answer; `cut` closes the connection without one, `cut_after` after so
-    many bytes of the real one's body; with none of them the real answer comes, late. With `after_effect` the request is carried out first. `delay` is in seconds, `retry_after`
-    fills that header.
+    many bytes of the real one's body; with none of them the real answer comes, late. With `after_effect` the request
+    is carried out first. `delay` is in seconds, `retry_after` fills that header.
     """
 
     method: str
