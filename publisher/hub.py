@@ -230,7 +230,7 @@ def _range(url: str, start: int, *, stop: int, token: str | None) -> Iterator[by
     with http_stream_backoff("GET", url, headers=headers, timeout=timeout, retry_on_exceptions=()) as response:
         hf_raise_for_status(response)
         place = response.headers.get("Content-Range", "")
-        if response.status_code != _PARTIAL or not place.startswith(f"bytes {start}-{stop - 1}/"):
+        if response.status_code != _PARTIAL or not place.startswith(f"bytes {start}-"):
             raise HubError(
                 f"{url} was asked for bytes {start}-{stop - 1} and answered with {place or 'the whole file'}",
                 next_step="run the same command without --stream",
