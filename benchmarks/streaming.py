@@ -114,8 +114,7 @@ def _linear(index: int, side: str) -> torch.Tensor:
         return weight
     generator = torch.Generator().manual_seed(1000 + index)
     left, right = (torch.randn(shape, generator=generator) for shape in ((SIDE, RANK), (RANK, SIDE)))
-    tuned: torch.Tensor = (weight.float() + 1e-4 * left @ right).bfloat16()
-    return tuned
+    return torch.addmm(weight.float(), left, right, alpha=1e-4).bfloat16()
 
 
 def _noise(rows: int, *, seed: int) -> torch.Tensor:
