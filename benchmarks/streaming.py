@@ -10,6 +10,7 @@ machine's loopback say nothing of a network.
 import argparse
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}  # Xet would keep a second copy
 
 import torch
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -114,11 +117,11 @@ def _linear(index: int, side: str) -> torch.Tensor:
         return weight
     generator = torch.Generator().manual_seed(1000 + index)
     left, right = (torch.randn(shape, generator=generator) for shape in ((SIDE, RANK), (RANK, SIDE)))
-    return torch.addmm(weight.float(), left, right, alpha=1e-4).bfloat16()
+    return (weight.float() + 1e-4 * left @ right).bfloat16()
 
 
 def _noise(rows: int, *, seed: int) -> torch.Tensor:
-    return (torch.randn(rows, SIDE, generator=torch.Generator().manual_seed(seed)) / SIDE**0.5).bfloat16()
+    return (torch.randn(rows, SIDE, generator=torch.Generator().manual_seed(seed)) / math.sqrt(SIDE)).bfloat16()
 
 
 # --- a run --------------------------------------------------------------------------------------------------
@@ -132,7 +135,6 @@ def _measured(hub: LocalHub, folder: Path, *, streamed: bool) -> Measured:
         "HF_ENDPOINT": hub.endpoint,
         "HF_TOKEN": hub.token,
         "HF_HOME": str(home),
-        "HF_HUB_DISABLE_XET": "1",  # whose cache would be a second copy
         "NO_PROXY": "127.0.0.1,localhost",
         "PYTHONPATH": str(ROOT),
     }
