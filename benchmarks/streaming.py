@@ -75,7 +75,7 @@ def main() -> None:
         runs = {way: _measured(hub, folder, streamed=way == "streamed") for way in ("stored", "streamed")}
         for way, run in runs.items():
             sizes = (run.disk, run.disk_without_results, run.memory)
-            megabytes = [f"{size / 1e6:.3g}" for size in sizes]
+            megabytes = [f"{size / 1e6:,.1f}" for size in sizes]
             print(_row((way, f"{run.read / 1e6:.0f}", f"{run.read / pair:.0%}", *megabytes, f"{run.seconds:.1f}")))
         print(f"same bytes: {'yes' if runs['stored'].files == runs['streamed'].files else 'NO'}")
 

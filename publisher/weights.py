@@ -57,7 +57,7 @@ def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
         return _streamed_headers(snapshot)
     digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
     headers = read_headers(snapshot.folder)
-    return {name: replace(header, sha256=digests[header.file.name]) for name, header in headers.items()}
+    return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
 
 
 def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> AbstractContextManager[Reader]:
