@@ -144,10 +144,10 @@ def serve(root: Path, port: int = 0) -> None:
     """
     tokens = {_kept(root / f"{role.value}.token", _new_token()): role for role in (Role.WRITE, Role.READ)}
     hub = LocalHub(root, tokens, port=port)
-    click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
-    for line in environment_lines(hub.endpoint, root):
-        click.echo(line)
     with suppress(KeyboardInterrupt):
+        click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
+        for line in environment_lines(hub.endpoint, root):
+            click.echo(line)
         hub.run()
 
 
