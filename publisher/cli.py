@@ -34,6 +34,7 @@ _device = click.option("--device", default="auto", metavar="NAME", help="auto, c
 _variant = click.option(
     "--variant", "variants", multiple=True, metavar="PATH", help="Only this variant; may be repeated."
 )
+_stream = click.option("--stream", is_flag=True, help="Read the weights from the Hub as needed; store none of them.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
 
@@ -90,6 +91,7 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
 @_dist
 @_device
+@_stream
 @_json
 @_verbose
 @click.pass_context
@@ -148,6 +150,7 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_variant
     @_dist
     @_device
+    @_stream
     @_json
     @_verbose
     def command(**options: Any) -> None:

@@ -38,7 +38,7 @@ from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
-_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "stages/validate.py")
+_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "weights.py", "stages/validate.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class Run:
         rehearse: push to an embedded local Hub in the work folder.
         tag: the tag to set on the commit.
         pull_request: open a pull request instead of committing to the branch.
+        stream: read the checkpoints' weights from the Hub as they are needed, and store none of them.
         signing_key: the private key, for a manifest that asks for a signature by one.
     """
 
@@ -69,6 +70,7 @@ class Run:
     rehearse: bool = False
     tag: str | None = None
     pull_request: bool = False
+    stream: bool = False
     signing_key: Path | None = None
 
     def includes(self, stage: str) -> bool:
@@ -226,7 +228,8 @@ def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
     from publisher.stages.fetch import fetch
 
     memo = options.work / "digests.json"
-    source, base = (fetch(ref, memo=memo, progress=progress) for ref in (variant.source, variant.base))
+    references = (variant.source, variant.base)
+    source, base = (fetch(one, memo=memo, progress=progress, stream=options.stream) for one in references)
     return _Pair(source, base)
 
 

@@ -84,10 +84,14 @@ class Checkpoint(Record):
 
 
 class Snapshot(Record):
-    """A checkpoint on this machine. Never part of an artefact: it knows a local folder."""
+    """A checkpoint as this machine has it. Never part of an artefact: it knows a local folder.
+
+    `streamed`: only config.json and the index are in the folder; the weights stay on the Hub and are read there.
+    """
 
     checkpoint: Checkpoint
     folder: Path
+    streamed: bool = False
 
 
 # --- extract ------------------------------------------------------------------------------------------------

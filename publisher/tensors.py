@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -28,11 +28,25 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`)."""
+    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
+
+    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
+    sha256: str | None = None
+
+
+class Reader(Protocol):
+    """Reads tensors of one checkpoint by name, on the CPU and in their stored dtype, wherever they are."""
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor."""
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
@@ -105,7 +119,16 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
     index = folder / INDEX
     shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
-    headers = {name: header for shard in shards.values() for name, header in shard.items()}
+    require_held(index, shards)
+    return {name: header for shard in shards.values() for name, header in shard.items()}
+
+
+def require_held(index: Path, shards: Mapping[str, Collection[str]]) -> None:
+    """Each tensor that the index names is in the shard it gives; `shards` has each one's tensors.
+
+    Raises:
+        FetchError: where one is not.
+    """
     lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
     if lost:
         raise FetchError(
@@ -113,7 +136,6 @@ def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="each tensor in the shard the index gives",
             next_step="download or save the checkpoint again",
         )
-    return headers
 
 
 def _shard(index: Path, name: str) -> Path:
@@ -211,3 +233,13 @@ class TensorReader:
             self._files[file] = self._stack.enter_context(_opened(file, framework="pt"))
         tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, block by block."""
+        return in_blocks(self.read(name), elements)
+
+
+def in_blocks(tensor: "torch.Tensor", elements: int) -> "Iterator[torch.Tensor]":
+    """The tensor flat, in blocks of so many elements, the last one shorter."""
+    flat = tensor.reshape(-1)
+    return (flat[start : start + elements] for start in range(0, flat.numel(), elements))
