@@ -46,5 +46,6 @@ class Behind:
         self._call = self._thread.submit(call, *arguments)
 
     def _settle(self) -> None:
-        if self._call is not None:
-            self._call.result()
+        call, self._call = self._call, None
+        if call is not None:
+            call.result()

@@ -214,9 +214,7 @@ def full(text: str) -> re.Match[str] | None:
 def small_disk(place: Path) -> Iterator[Path]:
     """A file system of 80 kB at ./dist; root makes it, and where root may not, this test cannot run."""
     Path("dist").mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", "dist"], capture_output=True, check=False
-    )
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", "dist"], capture_output=True, check=False)
     if made.returncode:
         pytest.skip(f"this machine mounts no file system for us: {made.stderr.decode().strip()}")
     yield place / "dist"
