@@ -108,7 +108,7 @@ def _make(layers: int) -> dict[str, float]:
         )
     equal = torch.randn(EQUAL[1], generator=torch.Generator().manual_seed(1), dtype=torch.bfloat16)
     for side, names in places.items():
-        save_file({EQUAL[0]: equal}, Path(side, "equal.safetensors"), metadata={"format": "pt"})
+        save_file({EQUAL[0]: equal}, Path(side, "equal.safetensors"), metadata={"side": side})  # or one digest says it
         names[EQUAL[0]] = "equal.safetensors"
         Path(side, "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     return {}

@@ -15,7 +15,7 @@ import torch
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
 from publisher.records import LeftOut
-from publisher.tensors import TensorHeader, TensorReader
+from publisher.tensors import Reader, TensorHeader
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
@@ -46,11 +46,13 @@ def compare(
     source: Mapping[str, TensorHeader],
     base: Mapping[str, TensorHeader],
     *,
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     ignore: Sequence[str],
     progress: Progress,
 ) -> Comparison:
     """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
+
+    Tensors in files of one digest are equal, and are not read.
 
     Args:
         source: headers of the released checkpoint.
@@ -67,7 +69,7 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not same(name, readers):
+        if not _one_file(source[name], base[name]) and not same(name, readers):
             different.append(name)
     changed = tuple(name for name in different if not _ignored(name, ignore))
     _require_change(changed, different)
@@ -155,7 +157,11 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
 
 
-def same(name: str, readers: tuple[TensorReader, TensorReader]) -> bool:
+def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
+    return source.sha256 is not None and source.sha256 == base.sha256
+
+
+def same(name: str, readers: tuple[Reader, Reader]) -> bool:
     """Whether both checkpoints hold the same tensor, as `equal` means it; stops at the first block that differs."""
     return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,25 +24,25 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
-_TORCH_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}  # safetensors' names: torch's, and bytes per element
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -50,14 +50,26 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 class TensorHeader:
     """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
 
-    `start` and `end` are offsets in the file.
+    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
+    `start` and `stop` are offsets in that file.
     """
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
+    sha256: str | None = None
     start: int = 0
-    end: int = 0
+    stop: int = 0
+
+
+class Reader(Protocol):
+    """Reads tensors of one checkpoint by name, on the CPU and in their stored dtype, wherever they are."""
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor."""
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
@@ -130,7 +142,16 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
     index = folder / INDEX
     shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
-    headers = {name: header for shard in shards.values() for name, header in shard.items()}
+    require_held(index, shards)
+    return {name: header for shard in shards.values() for name, header in shard.items()}
+
+
+def require_held(index: Path, shards: Mapping[str, Collection[str]]) -> None:
+    """Each tensor that the index names is in the shard it gives; `shards` has each one's tensors.
+
+    Raises:
+        FetchError: where one is not.
+    """
     lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
     if lost:
         raise FetchError(
@@ -138,7 +159,6 @@ def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="each tensor in the shard the index gives",
             next_step="download or save the checkpoint again",
         )
-    return headers
 
 
 def _shard(index: Path, name: str) -> Path:
@@ -162,7 +182,7 @@ def file_headers(file: Path) -> dict[str, TensorHeader]:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         places = _places(file)
         return {
-            name: TensorHeader(piece.get_dtype(), tuple(piece.get_shape()), file, *places[name])
+            name: TensorHeader(piece.get_dtype(), tuple(piece.get_shape()), file, None, *places[name])
             for name, piece in slices.items()
         }
 
@@ -174,7 +194,7 @@ def _places(file: Path) -> dict[str, tuple[int, int]]:
         entries = json.loads(opened.read(length))
     data = 8 + length
     offsets = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
-    return {name: (data + start, data + end) for name, (start, end) in offsets.items()}
+    return {name: (data + start, data + stop) for name, (start, stop) in offsets.items()}
 
 
 @contextmanager
@@ -249,24 +269,24 @@ class TensorReader:
     def read(self, name: str) -> "torch.Tensor":
         """The tensor on the CPU, in its stored dtype."""
         header = self._headers[name]
-        return self._part(name, header.start, end=header.end).reshape(header.shape)
+        return self._part(name, header.start, stop=header.stop).reshape(header.shape)
 
     def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
         """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
         header = self._headers[name]
         step = elements * torch_dtype(header).itemsize
-        for start in range(header.start, header.end, step):
-            yield self._part(name, start, end=min(start + step, header.end))
+        for start in range(header.start, header.stop, step):
+            yield self._part(name, start, stop=min(start + step, header.stop))
 
-    def _part(self, name: str, start: int, *, end: int) -> "torch.Tensor":
+    def _part(self, name: str, start: int, *, stop: int) -> "torch.Tensor":
         import torch
 
         header = self._headers[name]
         if header.file not in self._files:
             self._files[header.file] = self._stack.enter_context(_opened_raw(header.file))
-        octets = torch.empty(end - start, dtype=torch.uint8)
+        octets = torch.empty(stop - start, dtype=torch.uint8)
         self._files[header.file].seek(start)
-        if self._files[header.file].readinto(octets.numpy().data) != end - start:
+        if self._files[header.file].readinto(octets.numpy().data) != stop - start:
             raise FetchError(
                 f"{header.file} ends within {name}",
                 expected="a file as long as its header says",
@@ -283,11 +303,11 @@ def torch_dtype(header: TensorHeader) -> "torch.dtype":
     """
     import torch
 
-    found = getattr(torch, _TORCH_DTYPES.get(header.dtype, ""), None)
+    found = getattr(torch, DTYPES.get(header.dtype, ("", 0))[0], None)
     if not isinstance(found, torch.dtype):
         raise FetchError(
             f"{header.file} holds tensors of dtype {header.dtype}, which torch {torch.__version__} cannot read",
-            expected=f"one of {', '.join(_TORCH_DTYPES)}",
+            expected=f"one of {', '.join(DTYPES)}",
             next_step="name a checkpoint in another format, or update torch",
         )
     return found
@@ -298,3 +318,9 @@ def _opened_raw(file: Path) -> BufferedReader:
         return file.open("rb")
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="download or save it again") from None
+
+
+def in_blocks(tensor: "torch.Tensor", elements: int) -> "Iterator[torch.Tensor]":
+    """The tensor flat, in blocks of so many elements, the last one shorter."""
+    flat = tensor.reshape(-1)
+    return (flat[start : start + elements] for start in range(0, flat.numel(), elements))

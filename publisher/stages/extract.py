@@ -35,7 +35,8 @@ from publisher.records import (
     Tools,
 )
 from publisher.summary import summarise
-from publisher.tensors import TensorReader, read_headers
+from publisher.tensors import Reader
+from publisher.weights import headers_of, reader_of
 
 CODE = (
     "adapter.py",
@@ -48,6 +49,7 @@ CODE = (
     "summary.py",
     "tensors.py",
     "tensorfile.py",
+    "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -78,8 +80,8 @@ def extract(
     Raises:
         ExtractionError: naming every tensor or expectation that stands in the way.
     """
-    headers = read_headers(source.folder), read_headers(base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+    headers = headers_of(source), headers_of(base)
+    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
         seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         tools = provenance.tools(device_name(device), code=CODE)
@@ -174,7 +176,7 @@ def _finished(
     names: Sequence[str],
     settings: AdapterSettings,
     *,
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     device: torch.device,
     kept: Shelf,
     progress: Progress,
