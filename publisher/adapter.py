@@ -3,16 +3,16 @@
 PEFT's own save would write float32, blank the base model's name and rewrite the tags.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from publisher.files import atomic
 from publisher.manifest import Variant
 from publisher.records import Checkpoint, ModuleExtraction
+from publisher.tensorfile import Planned, write_tensors
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -65,16 +65,35 @@ def padded(module: Factors, rank: int) -> Factors:
     missing = rank - module.figures.rank
     b = torch.nn.functional.pad(module.b, (0, missing))
     a = torch.nn.functional.pad(module.a, (0, 0, 0, missing))
-    return Factors(b, a, module.figures.model_copy(update={"alpha": rank}))
+    return Factors(b, a, module.figures)
 
 
-def write_adapter(path: Path, modules: Sequence[Factors]) -> None:
-    """Write adapter_model.safetensors atomically; the same factors give the same bytes."""
+def write_adapter(
+    path: Path,
+    modules: Sequence[ModuleExtraction],
+    *,
+    dtype: torch.dtype,
+    load: Callable[[ModuleExtraction], Factors],
+) -> None:
+    """Write adapter_model.safetensors atomically; the same factors give the same bytes.
+
+    Args:
+        path: the file.
+        modules: the figures of all modules, each with the `alpha` it is padded to.
+        dtype: of the factors.
+        load: the factors of one module; they are asked for when their turn to be written comes.
+    """
     tensors = {}
     for module in modules:
-        key = KEY_PREFIX + module.figures.name
-        tensors[f"{key}.lora_A.weight"] = module.a.contiguous()
-        tensors[f"{key}.lora_B.weight"] = module.b.contiguous()
-    with atomic(path) as partial:
-        # one metadata key only: safetensors writes several in random order
-        save_file(tensors, partial, metadata={"format": "pt"})
+        key, (rows, columns) = KEY_PREFIX + module.name, module.shape
+        tensors[f"{key}.lora_A.weight"] = Planned((module.alpha, columns), dtype, partial(_a, module, load))
+        tensors[f"{key}.lora_B.weight"] = Planned((rows, module.alpha), dtype, partial(_b, module, load))
+    write_tensors(path, tensors)
+
+
+def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    return padded(load(module), module.alpha).a
+
+
+def _b(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    return padded(load(module), module.alpha).b

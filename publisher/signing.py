@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from model_signing.verifying import Config as Verifying
 
 KEY_VARIABLE = "PUBLISH_SIGNING_KEY"
+_SIGNATURE_SIZE = 20_000  # bytes, about: for the message of a full disk
 _GITHUB = "https://token.actions.githubusercontent.com"
 
 
@@ -201,8 +202,9 @@ def _kept(manifest: Manifest, staged: Path, *, signer: Signer, names: Collection
             except SigningError:
                 continue
             if candidate.parent != staged:
-                with atomic(staged / SIGNATURE) as partial:
-                    partial.write_bytes(candidate.read_bytes())
+                content = candidate.read_bytes()
+                with atomic(staged / SIGNATURE, size=len(content)) as partial:
+                    partial.write_bytes(content)
             return True
     return False
 
@@ -234,7 +236,7 @@ def _sign(staged: Path, signer: Signer, *, names: Collection[str], means: Means)
     from model_signing import hashing, signing
 
     config = signing.Config().set_hashing_config(hashing.Config().set_ignored_paths(paths=[SIGNATURE]))
-    with atomic(staged / SIGNATURE) as partial:
+    with atomic(staged / SIGNATURE, size=_SIGNATURE_SIZE) as partial:
         if signer.sigstore is None:
             config.use_elliptic_key_signer(private_key=means.private_key or "").sign(staged, partial)
         else:

@@ -11,19 +11,20 @@ the manifest does not leave out, and whatever contradicts the manifest's `expect
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from publisher import lora, provenance
-from publisher.adapter import Factors, adapter_config, padded, write_adapter
+from publisher.adapter import Factors, adapter_config, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, compare, ranges
 from publisher.errors import ExtractionError, counted, listed
-from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
+from publisher.files import canonical_json, digest_of, no_room, sha256_of, write_text
+from publisher.kept import Shelf, shelf
 from publisher.manifest import AdapterSettings, Expectation, Variant
+from publisher.overlap import Behind, ahead
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
@@ -41,10 +42,13 @@ CODE = (
     "adapter.py",
     "comparison.py",
     "files.py",
+    "kept.py",
     "lora.py",
+    "overlap.py",
     "records.py",
     "summary.py",
     "tensors.py",
+    "tensorfile.py",
     "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
@@ -81,13 +85,14 @@ def extract(
         seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         tools = provenance.tools(device_name(device), code=CODE)
-        kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
-        modules = []
-        for index, name in enumerate(seen.changed):
-            progress(f"extracting {name}", index, len(seen.changed))
-            modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
+        kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
+        _require_room(variant.adapter, [headers[0][name].shape for name in seen.changed], work=work, kept=kept)
+        modules = _finished(
+            seen.changed, variant.adapter, readers=(sources, bases), device=device, kept=kept, progress=progress
+        )
     _require_signal(modules)
-    return _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
+    progress("writing the adapter")
+    return _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged, kept=kept)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -167,40 +172,47 @@ def _figures(
     )
 
 
-def _module(
-    name: str,
+def _finished(
+    names: Sequence[str],
     settings: AdapterSettings,
     *,
     readers: tuple[Reader, Reader],
     device: torch.device,
-    kept: Path,
-) -> Factors:
-    """The finished module from an earlier run with the same inputs, or a new one, kept as soon as it is done."""
-    figures, factors = kept / f"{name}.json", kept / f"{name}.safetensors"
-    if figures.exists():  # written last: the factors are whole
-        tensors = load_file(factors)
-        return Factors(tensors["b"], tensors["a"], ModuleExtraction.read(figures))
-    source, base = (reader.read(name).to(device) for reader in readers)
-    module = extract_module(name, source, base=base, settings=settings)
-    with atomic(factors) as partial:
-        save_file({"b": module.b, "a": module.a}, partial)
-    module.figures.write(figures)
-    return module
+    kept: Shelf,
+    progress: Progress,
+) -> tuple[ModuleExtraction, ...]:
+    """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
+
+    While one module is computed, the next is read and the one before is written.
+    """
+    found = {name: kept.figures(name.removesuffix(".weight")) for name in names}
+    missing = [name for name in names if found[name] is None]
+    sources, bases = readers
+    with Behind() as writing:
+        for name, (source, base) in ahead(missing, lambda name: (sources.read(name), bases.read(name))):
+            progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
+            module = extract_module(name, source.to(device), base=base.to(device), settings=settings)
+            writing.do(kept.put, module)
+            found[name] = module.figures
+    return tuple(figures for figures in found.values() if figures is not None)
 
 
-def _kept(work: Path, key: str) -> Path:
-    """The folder of modules finished with these inputs; those of other inputs are cleared away."""
-    kept = work / f"modules-{key[:16]}"
-    for other in work.glob("modules-*"):
-        if other != kept:
-            shutil.rmtree(other)
-    return kept
+def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
+    """Room for the kept modules and for the adapter made of them; with rank `auto` nobody knows beforehand."""
+    if settings.rank == "auto":
+        return
+    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * _DTYPES[settings.dtype].itemsize
+    needed = 2 * adapter - kept.size()
+    work.mkdir(parents=True, exist_ok=True)
+    if needed > shutil.disk_usage(work).free:
+        raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
 
 
 def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype"})
-    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
+    machine = [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()]  # both move the last digits
+    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, machine])
 
 
 def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
@@ -216,8 +228,8 @@ def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> N
     )
 
 
-def _require_signal(modules: Sequence[Factors]) -> None:
-    silent = [module.figures.name for module in modules if module.figures.rank == 0]
+def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+    silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
@@ -230,21 +242,21 @@ def _require_signal(modules: Sequence[Factors]) -> None:
 
 
 def _assemble(
-    modules: Sequence[Factors],
+    modules: Sequence[ModuleExtraction],
     variant: Variant,
     *,
     seen: Comparison,
     snapshots: tuple[Snapshot, Snapshot],
     tools: Tools,
     staged: Path,
+    kept: Shelf,
 ) -> Extraction:
-    rank = max(module.figures.rank for module in modules)
-    if variant.adapter.layout == "uniform":
-        modules = [padded(module, rank) for module in modules]
-    figures = tuple(module.figures for module in modules)
+    rank = max(module.rank for module in modules)
+    uniform = variant.adapter.layout == "uniform"
+    figures = tuple(module.model_copy(update={"alpha": rank}) if uniform else module for module in modules)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
     write_text(staged / CONFIG, canonical_json(adapter_config(variant, figures, rank=rank, base=base)))
-    write_adapter(staged / ADAPTER, modules)
+    write_adapter(staged / ADAPTER, figures, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors)
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
