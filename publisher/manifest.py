@@ -208,7 +208,7 @@ class Reference(_Model):
 
 
 class AdapterSettings(_Model):
-    """How the adapter is made. Nothing here has a hidden default but `ignore`, which is empty."""
+    """How the adapter is made. Nothing has a hidden default but `ignore` and `carry`, which are empty."""
 
     method: Literal["svd"]
     """How the update is factored: svd, the best fit of its rank."""
@@ -222,6 +222,8 @@ class AdapterSettings(_Model):
     """PEFT's task type, which decides the class that loaders build."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
+    carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
 
 
 class Expectation(_Model):

@@ -16,11 +16,12 @@ from publisher.files import canonical_json, write_text
 SCHEMA_VERSION: Literal[1] = 1
 
 
-def _six_digits(value: float) -> float:
+def six_digits(value: float) -> float:
+    """A figure as artefacts have it."""
     return float(f"{value:.6g}")
 
 
-Figure = Annotated[float, AfterValidator(_six_digits)]
+Figure = Annotated[float, AfterValidator(six_digits)]
 Shape = tuple[int, ...]
 
 
@@ -115,6 +116,7 @@ class ModuleExtraction(Record):
         exact_share: share of elements for which base + BA, rounded once, is the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
+        transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
     """
 
     name: str
@@ -135,13 +137,43 @@ class ModuleExtraction(Record):
     exact_share: Figure
     unchanged_share: Figure
     rank_at_least: bool
+    transposed: bool = False
 
 
 class LeftOut(Record):
-    """A tensor that differs and is left out because the manifest says so."""
+    """A tensor that differs and is left out because the manifest says so.
+
+    Attributes:
+        name: the tensor.
+        reason: how it differs.
+        norm: Frobenius norm of its difference; absent where there is none to take, as between two shapes.
+        share: of the squared norm of all differences; absent likewise.
+    """
 
     name: str
     reason: str
+    norm: Figure | None = None
+    share: Figure | None = None
+
+
+class Carried(Record):
+    """A module whose tensors the adapter holds whole, as the source has them (PEFT's modules_to_save).
+
+    Attributes:
+        module: its full name.
+        tensors: the tensors stored, all that the module has.
+        tied: further modules of the class that share its weight and get the same tensors.
+        parameters: elements stored for it, those of `tied` included.
+        norm: Frobenius norm of source minus base.
+        share: of the squared norm of all differences; absent until the summary knows them all.
+    """
+
+    module: str
+    tensors: tuple[str, ...]
+    tied: tuple[str, ...]
+    parameters: int
+    norm: Figure
+    share: Figure | None = None
 
 
 class Spread(Record):
@@ -172,6 +204,7 @@ class ExtractionSummary(Record):
         tensors_equal: tensors equal in base and source.
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
+        carried: modules that the manifest's `adapter.carry` names, stored whole.
         parameters: elements of A and B together.
         exact_share: over all elements of all modules.
         update_rms: over the modules.
@@ -185,6 +218,7 @@ class ExtractionSummary(Record):
     tensors_equal: int
     tensors_base_only: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    carried: tuple[Carried, ...] = ()
     parameters: int
     adapter: FileDigest
     config: FileDigest
@@ -207,6 +241,7 @@ class Settings(Record):
     task_type: str
     model_class: str
     ignore: tuple[str, ...]
+    carry: tuple[str, ...] = ()
 
 
 class Tools(Record):

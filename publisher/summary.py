@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
-from publisher.records import Extraction, ExtractionSummary, FileDigest, ModuleExtraction, RankCount, Spread
+from publisher.records import (
+    Extraction,
+    ExtractionSummary,
+    FileDigest,
+    ModuleExtraction,
+    RankCount,
+    Spread,
+    six_digits,
+)
 
 
 def summarise(
@@ -18,6 +26,7 @@ def summarise(
     """The summary of these modules, at least one; `adapter` and `config` are the two files written."""
     elements = [math.prod(module.shape) for module in modules]
     exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
+    total = _whole_update(modules, seen)
     ratios = [module.ratio for module in modules if module.ratio is not None]
     return ExtractionSummary(
         linears=len(modules),
@@ -27,8 +36,10 @@ def summarise(
         ranks=_rank_counts(modules),
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
-        left_out=seen.left_out,
-        parameters=sum(module.alpha * sum(module.shape) for module in modules),
+        left_out=tuple(tensor.model_copy(update=_share(tensor.norm, total)) for tensor in seen.left_out),
+        carried=tuple(module.model_copy(update=_share(module.norm, total)) for module in seen.carried),
+        parameters=sum(module.alpha * sum(module.shape) for module in modules)
+        + sum(module.parameters for module in seen.carried),
         adapter=adapter,
         config=config,
         relative_error=_spread(module.relative_error for module in modules),
@@ -39,6 +50,17 @@ def summarise(
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
     )
+
+
+def _whole_update(modules: Sequence[ModuleExtraction], seen: Comparison) -> float:
+    """Squared norm of everything that differs: in the adapter's modules, carried whole, or left out."""
+    adapted = sum(module.update_rms**2 * math.prod(module.shape) for module in modules)
+    carried = sum(module.norm**2 for module in seen.carried)
+    return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
+
+
+def _share(norm: float | None, total: float) -> dict[str, float | None]:
+    return {"share": None if norm is None else six_digits(norm**2 / total)}
 
 
 def summary_problems(extraction: Extraction) -> list[str]:
@@ -59,6 +81,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         left_out=summary.left_out,
         layers=layers_of(names, names)[0],
         layers_total=summary.layers_total,
+        carried=summary.carried,
     )
 
 

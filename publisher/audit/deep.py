@@ -16,7 +16,7 @@ import torch
 from publisher.artefacts import EXTRACTION, MANIFEST
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.comparison import Comparison, compare
+from publisher.comparison import Comparison
 from publisher.devices import chosen_device
 from publisher.errors import PublisherError, shown
 from publisher.loading import quiet
@@ -26,6 +26,7 @@ from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, S
 from publisher.stages.extract import extract_module
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.structure import compared
 from publisher.summary import differences, summarise
 from publisher.tensors import TensorReader, read_headers
 
@@ -133,8 +134,9 @@ def comparison(case: _Case) -> str:
 def _compared(case: _Case) -> Comparison:
     headers = read_headers(case.source.folder), read_headers(case.base.folder)
     with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
-        ignore = case.variant.adapter.ignore
-        return compare(*headers, readers=(sources, bases), ignore=ignore, progress=case.bench.progress)
+        sides = sources, bases
+        folder, progress = case.base.folder, case.bench.progress
+        return compared(case.variant, headers=headers, readers=sides, base=folder, progress=progress)
 
 
 def extracted_again(case: _Case) -> str:
@@ -155,8 +157,9 @@ def extracted_again(case: _Case) -> str:
 
 
 def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
-    found = again.model_dump(exclude={"alpha"})  # alpha follows from the layout, and is checked with the config
-    for field, value in claimed.model_dump(exclude={"alpha"}).items():
+    elsewhere = {"alpha", "transposed"}  # they follow from layout and class, and are checked by the loading
+    found = again.model_dump(exclude=elsewhere)
+    for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"

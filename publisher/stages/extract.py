@@ -2,25 +2,25 @@
 
 First the headers of both, then every tensor's bytes: what is equal, what differs, and what differs that a LoRA
 cannot carry. Only when all of that is as it should be does the arithmetic begin, one tensor pair at a time; each
-finished module is kept on disk, so that an interrupted run goes on where it stopped. Neither transformers nor
-peft is needed: modules are found by their names in the checkpoint.
+finished module is kept on disk, so that an interrupted run goes on where it stopped. Modules are found by their
+names in the checkpoint; transformers is asked only where those leave a doubt (`structure`).
 
 It refuses checkpoints whose tensors do not match, a base equal to the source, changes outside linear weights that
-the manifest does not leave out, and whatever contradicts the manifest's `expect`.
+the manifest neither leaves out nor carries whole, and whatever contradicts the manifest's `expect`.
 """
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from publisher import lora, provenance
-from publisher.adapter import Factors, adapter_config, padded, write_adapter
+from publisher.adapter import Factors, adapter_config, carried_keys, padded, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
-from publisher.comparison import Comparison, compare, ranges
+from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
 from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
 from publisher.manifest import AdapterSettings, Expectation, Variant
@@ -33,15 +33,18 @@ from publisher.records import (
     Snapshot,
     Tools,
 )
+from publisher.structure import compared
 from publisher.summary import summarise
 from publisher.tensors import TensorReader, read_headers
 
 CODE = (
     "adapter.py",
+    "carried.py",
     "comparison.py",
     "files.py",
     "lora.py",
     "records.py",
+    "structure.py",
     "summary.py",
     "tensors.py",
     "stages/extract.py",
@@ -76,7 +79,7 @@ def extract(
     """
     headers = read_headers(source.folder), read_headers(base.folder)
     with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
-        seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
+        seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         tools = provenance.tools(device_name(device), code=CODE)
         kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
@@ -84,8 +87,10 @@ def extract(
         for index, name in enumerate(seen.changed):
             progress(f"extracting {name}", index, len(seen.changed))
             modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
-    _require_signal(modules)
-    return _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
+        _require_signal(modules)
+        carried = {key: sources.read(name) for key, name in carried_keys(seen.carried).items()}
+        snapshots = source, base
+        return _assemble(modules, variant, seen=seen, carried=carried, snapshots=snapshots, tools=tools, staged=staged)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -232,6 +237,7 @@ def _assemble(
     variant: Variant,
     *,
     seen: Comparison,
+    carried: Mapping[str, torch.Tensor],
     snapshots: tuple[Snapshot, Snapshot],
     tools: Tools,
     staged: Path,
@@ -239,10 +245,12 @@ def _assemble(
     rank = max(module.figures.rank for module in modules)
     if variant.adapter.layout == "uniform":
         modules = [padded(module, rank) for module in modules]
+    modules = [oriented(module, seen.transposed) for module in modules]
     figures = tuple(module.figures for module in modules)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
-    write_text(staged / CONFIG, canonical_json(adapter_config(variant, figures, rank=rank, base=base)))
-    write_adapter(staged / ADAPTER, modules)
+    config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
+    write_text(staged / CONFIG, canonical_json(config))
+    write_adapter(staged / ADAPTER, modules, carried=carried)
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -255,6 +263,13 @@ def _assemble(
     )
     extraction.write(staged / EXTRACTION)
     return extraction
+
+
+def oriented(module: Factors, transposed: frozenset[str]) -> Factors:
+    """The module with its orientation stated, if its weight is among those stored as (in, out)."""
+    if f"{module.figures.name}.weight" not in transposed:
+        return module
+    return Factors(module.b, module.a, module.figures.model_copy(update={"transposed": True}))
 
 
 def _settings(variant: Variant) -> Settings:
