@@ -20,6 +20,8 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --quiet --offline .github/workflows
+	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/extraction.py

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from huggingface_hub import (
@@ -42,8 +43,13 @@ from publisher.errors import (
     UnclearAnswerError,
 )
 
-_UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE, _TOO_MANY, _SERVER_ERROR = 401, 403, 409, 412, 429, 500
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE = 401, 403, 409, 412
+_PASSING = frozenset({408, 429, *range(500, 600)})  # the same request may well succeed a little later
 _OIDC = "HF_OIDC_RESOURCE"
+_EXCHANGE = "/oauth/token"
+_CARD = "correct the manifest or the card's template, then: publish card --manifest MANIFEST"
+_WAITING = frozenset({"open", "draft"})
+_UNSENDABLE = "LocalProtocolError"  # of httpx, under either name
 _TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
 
 
@@ -100,11 +106,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class NewCommit:
-    """A commit that landed; `pull_request` is its ref (`refs/pr/1`) where it is not on the branch itself."""
+    """A commit that landed, on the branch or in a pull request, and where it is seen."""
 
     id: str
     url: str
-    pull_request: str | None = None
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -212,6 +217,16 @@ def account(at: Destination = THE_HUB) -> Account | None:
     return Account(owners, read_only=role == "read")
 
 
+def require_write(repo: str, *, at: Destination = THE_HUB) -> None:
+    """Ask the Hub whether this token may write to the repository; nothing is written.
+
+    Raises:
+        HubError: it may not.
+    """
+    with _explained(repo, "", at=at):
+        at.api.auth_check(repo, write=True)
+
+
 def current_token() -> str | None:
     """The token huggingface_hub uses, for handing to another process of this tool; never to be shown."""
     return get_token()
@@ -253,7 +268,7 @@ def commit(
         made = at.api.create_commit(
             repo, operations, commit_message=message, parent_commit=parent, create_pr=pull_request
         )
-    return NewCommit(made.oid, made.pr_url or made.commit_url, made.pr_revision)
+    return NewCommit(made.oid, made.pr_url or made.commit_url)
 
 
 def tags(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
@@ -262,11 +277,25 @@ def tags(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
         return {ref.name: ref.target_commit for ref in at.api.list_repo_refs(repo).tags}
 
 
-def pull_requests(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
-    """Each pull request's ref (`refs/pr/1`) and the commit it is at."""
+def commits_since(repo: str, commit: str, *, branch: str, at: Destination = THE_HUB) -> tuple[str, ...]:
+    """The commits that the branch has gained since `commit`, oldest first."""
+    with _explained(repo, branch, at=at):
+        newest_first = [entry.commit_id for entry in at.api.list_repo_commits(repo, revision=branch)]
+    return tuple(takewhile(lambda found: found != commit, newest_first))[::-1]
+
+
+def pull_requests(repo: str, *, at: Destination = THE_HUB) -> dict[int, str]:
+    """Each pull request's number, closed ones included, and the commit it is at; the newest comes first."""
     with _explained(repo, "", at=at):
         refs = at.api.list_repo_refs(repo, include_pull_requests=True)
-    return {ref.ref: ref.target_commit for ref in refs.pull_requests or ()}
+    commits = {int(ref.ref.rpartition("/")[2]): ref.target_commit for ref in refs.pull_requests or ()}
+    return dict(sorted(commits.items(), reverse=True))
+
+
+def is_open(repo: str, pull_request: int, *, at: Destination = THE_HUB) -> bool:
+    """Whether a pull request waits to be merged."""
+    with _explained(repo, "", at=at):
+        return at.api.get_discussion_details(repo, pull_request).status in _WAITING
 
 
 def create_tag(repo: str, tag: str, *, revision: str, at: Destination = THE_HUB) -> None:
@@ -293,7 +322,8 @@ def _explained(repo: str, revision: str, *, at: Destination = THE_HUB) -> Iterat
         explanation = _absence(error, repo, revision=revision, at=at) or _failure(error, repo, at=at)
         if explanation is None:
             raise
-        raise explanation from error
+        # what a client refuses to send, it quotes: the token would stand in the traceback
+        raise explanation from (None if type(error).__name__ == _UNSENDABLE else error)
 
 
 def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> HubError | None:
@@ -316,23 +346,42 @@ def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> 
 
 def _failure(error: Exception, repo: str, *, at: Destination) -> HubError | None:
     """What went wrong on the way, or was refused."""
-    if isinstance(error, HfHubHTTPError):
-        return _refusal(error, repo, at=at)
-    if isinstance(error, OIDCError):
+    if isinstance(error, OIDCError) or _refuses_exchange(error):
         return HubError(
-            f"trusted publishing was refused: {_first_line(error)}",
+            f"trusted publishing was refused: {_reason(error)}",
             next_step="compare the trusted publisher's claims on the Hub with this workflow (docs/releasing.md)",
         )
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error, repo, at=at)
+    if type(error).__name__ == _UNSENDABLE:
+        return HubError(
+            "the Hub token holds a character that cannot be sent",
+            expected="letters, digits and '_'",
+            next_step="hf auth login, or set HF_TOKEN anew",
+        )
+    if isinstance(error, ValueError) and str(error).startswith("Invalid metadata in README.md"):
+        complaints = " ".join(str(error).split("\n")[1:])
+        return HubError(f"{at.label} does not accept the metadata of README.md: {complaints}", next_step=_CARD)
     on_the_way = type(error).__module__.partition(".")[0] in _TRANSPORT
     if on_the_way or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError | TimeoutError):
         return _unreachable(error, at)
     return None
 
 
+def _refuses_exchange(error: Exception) -> bool:
+    """Whether GitHub gave no ID token, or the Hub no token for it; a Hub that is out of order has not refused."""
+    if not isinstance(error, HfHubHTTPError) or error.response.status_code in _PASSING:
+        return False
+    issuer = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL", "").partition("?")[0]
+    url = error.response.url.copy_with(query=None)
+    return url.path == _EXCHANGE or str(url) == issuer
+
+
 def _refusal(error: HfHubHTTPError, repo: str, *, at: Destination) -> HubError:
     status = error.response.status_code
     if status == _UNAUTHORIZED:
-        return HubError(f"{at.label} does not accept this token, or it has expired", next_step="hf auth login")
+        again = "run the job again" if at.token is None and trusted_repository() else "hf auth login"
+        return HubError(f"{at.label} does not accept this token, or it has expired", next_step=again)
     if status == _FORBIDDEN:
         return HubError(
             f"this token may not write to {repo}",
@@ -340,9 +389,9 @@ def _refusal(error: HfHubHTTPError, repo: str, *, at: Destination) -> HubError:
         )
     if status == _STALE:
         return StaleParentError(f"{repo} has moved on", next_step="run the same command again")
-    if status in {_CONFLICT, _TOO_MANY} or status >= _SERVER_ERROR:
+    if status == _CONFLICT or status in _PASSING:
         return UnclearAnswerError(f"{at.label} answered {status}", next_step="run the same command again")
-    return HubError(f"{at.label} refused a request about {repo}: {_first_line(error)}")
+    return HubError(f"{at.label} refused a request about {repo}: {_reason(error)}")
 
 
 def _unreachable(error: BaseException, at: Destination) -> UnclearAnswerError:
@@ -350,6 +399,12 @@ def _unreachable(error: BaseException, at: Destination) -> UnclearAnswerError:
         f"the Hub at {at.address} cannot be reached ({type(error).__name__})",
         next_step="check the connection and HF_ENDPOINT, or give local checkpoint folders as path: in the manifest",
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the Hub said, else of the exception."""
+    said = error.server_message if isinstance(error, HfHubHTTPError) else None
+    return said.splitlines()[0] if said else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

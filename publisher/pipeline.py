@@ -3,14 +3,14 @@
     fetch -> extract -> validate -> card -> push
 
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
-everything it rests on, and of what it wrote. As long as both hold its result is reused. DIST/NAME is the staged
-tree, byte for byte what is pushed; DIST/NAME.work holds what only this machine needs.
+everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
+result is reused, also on another machine: extraction.json and validation.json state the device and the packages they
+were made with. DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
@@ -144,18 +144,24 @@ def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutco
     untouched = VariantOutcome(path=variant.path, label=variant.label, reused=(), summary=None, validation=None)
     if not options.touches_checkpoints:
         return untouched
-    place, pair = _Place(variant, options), _fetch(variant, options, progress)
+    place = _Place(variant, options)
+    if (carried := _carried(place, progress)) is not None:
+        return carried
+    pair = _fetch(variant, options, progress)
     if options.last == "fetch":
         return untouched
     extraction, extract_held = _extraction(place, pair, progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held))
+    reused = tuple(stage for stage, holds in held if holds)
+    return _outcome(variant, extraction, validation=validation, reused=reused)
+
+
+def _outcome(
+    variant: Variant, extraction: Extraction, *, validation: Validation | None, reused: tuple[str, ...]
+) -> VariantOutcome:
     return VariantOutcome(
-        path=variant.path,
-        label=variant.label,
-        reused=tuple(stage for stage, holds in held if holds),
-        summary=extraction.summary,
-        validation=validation,
+        path=variant.path, label=variant.label, reused=reused, summary=extraction.summary, validation=validation
     )
 
 
@@ -181,6 +187,31 @@ class _Pair:
     source: Snapshot
     base: Snapshot
 
+    @property
+    def pins(self) -> list[tuple[str, str, str]]:
+        """Kind, name and revision of both; a local folder's revision is the digest of its files."""
+        return [(c.kind, c.name, c.revision) for c in (self.source.checkpoint, self.base.checkpoint)]
+
+
+def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
+    """The outcome where the results of earlier stages hold and no checkpoint is needed to know it.
+
+    That is so where both come from the Hub: a commit id fixes their bytes. Nothing is fetched then.
+    """
+    variant, evidence = place.variant, place.staged / EXTRACTION
+    whole = place.options.first == "fetch" and place.options.includes("validate")
+    if not (whole and variant.source.repo and variant.base.repo and evidence.is_file()):
+        return None
+    pins = [("hub", ref.repo or "", ref.revision or "") for ref in (variant.source, variant.base)]
+    lapse = _lapse(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
+    lapse = lapse or _validation_lapse(place)
+    if lapse:
+        progress(f"{place.staged} is not reused: {lapse}")
+        return None
+    progress(f"{place.staged} holds; its checkpoints are not fetched")
+    extraction, validation = Extraction.read(evidence), Validation.read(place.work("validation.json"))
+    return _outcome(variant, extraction, validation=validation, reused=("extract", "validate"))
+
 
 def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
     from publisher.stages.fetch import fetch
@@ -199,8 +230,8 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
     from publisher.stages import extract as stage
 
     device = chosen_device(place.options.device)
-    key = _extraction_key(place, pair, code=code_digest(stage.CODE), device=stage.device_name(device))
-    if place.options.first != "extract" and _holds(marker, key, folder=place.staged):
+    key = _extraction_key(place.variant, pair.pins)
+    if place.options.first != "extract" and not _lapse(marker, key, folder=place.staged):
         return Extraction.read(evidence), True
     extraction = stage.extract(
         place.variant,
@@ -215,10 +246,10 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
     return extraction, False
 
 
-def _extraction_key(place: _Place, pair: _Pair, *, code: str, device: str) -> str:
-    checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (pair.source, pair.base)]
-    variant = place.variant.model_dump(exclude={"source", "base"})
-    return digest_of([checkpoints, variant, code, device, _versions("torch", "safetensors")])
+def _extraction_key(variant: Variant, pins: Sequence[tuple[str, str, str]]) -> str:
+    from publisher.stages.extract import CODE
+
+    return digest_of([pins, variant.model_dump(exclude={"source", "base"}), code_digest(CODE)])
 
 
 def _validation(
@@ -228,8 +259,7 @@ def _validation(
     result, marker = place.work("validation.json"), place.work("validate.json")
     if not place.options.includes("validate"):
         return None, False
-    key = validation_key(place.staged)
-    if place.options.first != "validate" and _holds(marker, key, folder=result.parent):
+    if place.options.first != "validate" and not _validation_lapse(place):
         return Validation.read(result), True
     from publisher.devices import chosen_device
     from publisher.stages.validate import validate
@@ -244,7 +274,7 @@ def _validation(
         progress=progress,
     )
     validation.write(result)
-    _mark(marker, key, files=[result])
+    _mark(marker, validation_key(place.staged), files=[result])
     return validation, False
 
 
@@ -254,26 +284,33 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     files = [sha256_of(file) if file.is_file() else "" for file in map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER))]
-    return digest_of([files, code_digest(_VALIDATION_CODE), _versions("torch", "transformers", "peft")])
+    return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 
-def _holds(marker: Path, key: str, *, folder: Path) -> bool:
-    """Whether the stage finished with this key and its files are as it left them."""
+def _validation_lapse(place: _Place) -> str:
+    marker = place.work("validate.json")
+    return _lapse(marker, validation_key(place.staged), folder=marker.parent)
+
+
+def _lapse(marker: Path, key: str, *, folder: Path) -> str:
+    """Why a stage's result does not hold any more; empty where it does."""
     try:
         found = Marker.read(marker)
-    except FetchError:  # absent or damaged: the stage runs again
-        return False
-    files = ((folder / file.name, file.sha256) for file in found.files)
-    return found.key == key and all(path.is_file() and sha256_of(path) == digest for path, digest in files)
+    except FetchError as error:
+        return error.found
+    changed = [file.name for file in found.files if not _is_as_left(folder / file.name, file.sha256)]
+    if changed:
+        return f"{', '.join(changed)} changed since {marker} was written"
+    return "" if found.key == key else f"{marker} was written for other files, settings or code"
+
+
+def _is_as_left(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_of(path) == digest
 
 
 def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
     digests = tuple(FileDigest(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in files)
     Marker(key=key, files=digests).write(marker)
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    return {name: metadata.version(name) for name in packages}
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------
@@ -305,7 +342,7 @@ def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progres
 
     _require_fresh(manifest, options)
     for variant in manifest.variants:
-        _require_validated(_Place(variant, options))
+        _require_validated(_Place(variant, options), progress)
     progress(f"pushing to {target.destination.label}")
     outcome = push(manifest, options.staged, target=target)
     files = staged_files(manifest, options.staged)
@@ -328,15 +365,25 @@ def _require_fresh(manifest: Manifest, options: Run) -> None:
             )
 
 
-def _require_validated(place: _Place) -> None:
-    """Nothing is published that did not pass validation in this run, or earlier with the same files."""
-    validated = place.work("validate.json")
-    if not _holds(validated, validation_key(place.staged), folder=validated.parent):
+def _require_validated(place: _Place, progress: Progress) -> None:
+    """Nothing is published that did not pass validation in this run, or earlier with the same files and judges.
+
+    Where it was judged with other packages, those installed here look at it too, as far as no weights are needed.
+    """
+    if lapse := _validation_lapse(place):
         raise PushError(
-            f"{place.staged} has not passed validation as it is now",
-            expected="a validation of these very files by the tools installed now",
+            f"{place.staged} has not passed validation as it is now: {lapse}",
+            expected="a validation of these very files",
             next_step=f"publish --manifest {place.options.manifest_file}",
         )
+    from publisher.stages import readback, validate
+
+    if Validation.read(place.work("validation.json")).packages == validate.packages():
+        return
+    progress(f"loading {place.staged} with the packages installed here")
+    extraction = Extraction.read(place.staged / EXTRACTION)
+    base = Snapshot(checkpoint=extraction.base, folder=readback.base_config(place.variant))
+    validate.require_structure(place.variant, extraction, base=base, staged=place.staged)
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class FunctionCheck(Record):
 
 
 class Validation(Record):
-    """What validation saw. Local: it is evidence for this run and part of no artefact."""
+    """What validation saw, and the versions of the packages that judged. Local: it is part of no artefact."""
 
     path: str
     modules: int
@@ -310,6 +310,7 @@ class Validation(Record):
     largest_claim_difference: Figure
     function: FunctionCheck | None
     function_skipped: str | None
+    packages: dict[str, str]
 
 
 # --- verification (read by the card) ------------------------------------------------------------------------

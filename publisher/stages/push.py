@@ -9,7 +9,7 @@ elsewhere.
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from publisher.manifest import Manifest
 from publisher.records import CommitPlan, PushOutcome, Result
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
+_AGAIN = "run the same command again: a commit that has landed is recognised, and not made twice"
 _WRITES = frozenset({"added", "changed"})
 
 
@@ -50,7 +51,7 @@ def preflight(manifest: Manifest, target: Target) -> None:
             next_step="rehearse with --hub local, or stop before the Hub with --dry-run",
         )
     _require_tag_name(target)
-    _require_write_access(manifest, target.destination)
+    _require_write_access(manifest, target)
     if not target.destination.rehearsal:
         _require_public(manifest)
     _require_free_tag(manifest, target)
@@ -63,7 +64,8 @@ def _require_tag_name(target: Target) -> None:
         raise PushError(f"'{target.tag}' is not a tag name", expected="letters, digits, '.', '_', '+', '-': v1.2.0")
 
 
-def _require_write_access(manifest: Manifest, at: Destination) -> None:
+def _require_write_access(manifest: Manifest, target: Target) -> None:
+    at = target.destination
     account = hub.account(at)
     trusted = hub.trusted_repository()
     if account is None and trusted != manifest.repo:
@@ -72,7 +74,11 @@ def _require_write_access(manifest: Manifest, at: Destination) -> None:
         )
     if account is not None and account.read_only:
         raise HubError("the Hub token is for reading only", next_step="use a token with write access, in HF_TOKEN")
-    if head_of(manifest.repo, at) is not None or at.rehearsal:
+    if head_of(manifest.repo, at) is not None:
+        if account is not None and not target.pull_request:  # others may open pull requests
+            hub.require_write(manifest.repo, at=at)
+        return
+    if at.rehearsal:
         return
     owner = manifest.repo.partition("/")[0]
     if account is None or owner not in account.owners:
@@ -129,10 +135,18 @@ def push(manifest: Manifest, staged: Path, *, target: Target) -> PushOutcome:
     at = target.destination
     plan = plan_push(manifest, staged, at=at)
     if plan.parent is None:
-        hub.create_repository(manifest.repo, at=at)
+        _create(manifest.repo, at)
         plan = plan_push(manifest, staged, at=at)
     message = f"Publish {manifest.card.title}{f' {target.tag}' if target.tag else ''}"
     return carry_out(plan, staged, message=message, target=target)
+
+
+def _create(repo: str, at: Destination) -> None:
+    try:
+        hub.create_repository(repo, at=at)
+    except UnclearAnswerError:
+        if head_of(repo, at) is None:
+            raise
 
 
 def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> PushOutcome:
@@ -147,6 +161,8 @@ def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> 
         landed = _Landed(NewCommit(parent, f"{at.address}/{plan.repo}/tree/{parent}"), recovered=False)
         return _outcome(landed, plan.repo, target=target, result="no changes")
     _require_unused_tag(plan.repo, target)
+    if target.pull_request and (opened := _in_pull_request(plan, root, at=at)) is not None:
+        return _outcome(_Landed(opened, recovered=False), plan.repo, target=target, result="pull request")
     landed = _commit(plan, root, message=message, target=target)
     return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
 
@@ -177,8 +193,6 @@ def _require_unused_tag(repo: str, target: Target) -> None:
 
 
 def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target) -> _Landed:
-    at = target.destination
-    before = hub.pull_requests(plan.repo, at=at) if target.pull_request else {}
     try:
         made = hub.commit(
             plan.repo,
@@ -187,38 +201,38 @@ def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target) -> _L
             message=message,
             parent=plan.parent or "",
             pull_request=target.pull_request,
-            at=at,
+            at=target.destination,
         )
     except (StaleParentError, UnclearAnswerError) as error:
-        return _Landed(_found_after(error, plan, root, before=before, target=target), recovered=True)
+        return _Landed(_found_after(error, plan, root, target=target), recovered=True)
     return _Landed(made, recovered=False)
 
 
-def _found_after(
-    error: HubError, plan: CommitPlan, root: Path, *, before: Mapping[str, str], target: Target
-) -> NewCommit:
-    """The commit whose answer was lost, found in the repository; an error where it is not there."""
+def _found_after(error: HubError, plan: CommitPlan, root: Path, *, target: Target) -> NewCommit:
+    """The commit whose answer was lost, found in the repository; an error where it is not there.
+
+    A commit is not sent again: one that lands late would then be made twice as a pull request.
+    """
     at, parent = target.destination, plan.parent or ""
     try:
         for pause in _LOOK_AGAIN:
             time.sleep(pause)
-            head = hub.resolve_revision(plan.repo, BRANCH, at=at)
-            candidates = _new_pull_requests(plan.repo, before, at=at) if target.pull_request else {"": head}
-            for ref, commit in candidates.items():
-                if commit != parent and _holds(plan, root, commit=commit, at=at):
-                    where = f"discussions/{ref.rpartition('/')[2]}" if ref else f"commit/{commit}"
-                    return NewCommit(commit, f"{at.address}/{plan.repo}/{where}", ref or None)
-            if head != parent:
-                raise _moved(plan.repo, parent, head)
+            since = hub.commits_since(plan.repo, parent, branch=BRANCH, at=at)
+            found = (
+                _in_pull_request(plan, root, at=at)
+                if target.pull_request
+                else _on_branch(plan, root, commits=since, at=at)
+            )
+            if found is not None:
+                return found
+            if since:
+                raise _moved(plan.repo, parent, since[-1])
     except HubError as silence:
         raise PushError(
             f"{error.found}, and the repository cannot be read to see whether the commit landed ({silence.found})",
-            next_step="run the same command again: a commit that landed is recognised, and not made twice",
+            next_step=_AGAIN,
         ) from error
-    raise PushError(
-        f"{error.found}; the repository is as it was and nothing was written",
-        next_step="run the same command again",
-    ) from error
+    raise PushError(f"{error.found}; the repository is as it was: nothing was written", next_step=_AGAIN) from error
 
 
 def _moved(repo: str, parent: str, head: str) -> PushError:
@@ -229,8 +243,18 @@ def _moved(repo: str, parent: str, head: str) -> PushError:
     )
 
 
-def _new_pull_requests(repo: str, before: Mapping[str, str], *, at: Destination) -> dict[str, str]:
-    return {ref: commit for ref, commit in hub.pull_requests(repo, at=at).items() if ref not in before}
+def _on_branch(plan: CommitPlan, root: Path, *, commits: Sequence[str], at: Destination) -> NewCommit | None:
+    """The first of these commits that holds the release: others may have been made on top of it."""
+    found = next((commit for commit in commits if _holds(plan, root, commit=commit, at=at)), None)
+    return NewCommit(found, f"{at.address}/{plan.repo}/commit/{found}") if found else None
+
+
+def _in_pull_request(plan: CommitPlan, root: Path, *, at: Destination) -> NewCommit | None:
+    """The open pull request that holds the release already, so that none is opened twice."""
+    for number, commit in hub.pull_requests(plan.repo, at=at).items():
+        if _holds(plan, root, commit=commit, at=at) and hub.is_open(plan.repo, number, at=at):
+            return NewCommit(commit, f"{at.address}/{plan.repo}/discussions/{number}")
+    return None
 
 
 def _holds(plan: CommitPlan, root: Path, *, commit: str, at: Destination) -> bool:

@@ -25,6 +25,8 @@ from publisher.progress import Progress
 from publisher.records import Extraction, FileDigest, ReadBack
 from publisher.tensors import CONFIG
 
+_PACKAGES = str(Path(__file__).resolve().parents[2])  # where this package is, installed or not
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -74,13 +76,13 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     request = {
         "model_class": variant.model_class,
         "modules": [module.model_dump(mode="json") for module in extraction.modules],
-        "config": str(_base_config(variant)),
+        "config": str(base_config(variant)),
         "repo": published.repo,
         "subfolder": variant.folder,
         "commit": published.commit,
     }
     finished = subprocess.run(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],  # -P: nothing is imported from the folder one happens to stand in
         input=json.dumps(request),
         env=_environment(published.at, home),
         capture_output=True,
@@ -98,7 +100,7 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     _require_none(problems, published)
 
 
-def _base_config(variant: Variant) -> Path:
+def base_config(variant: Variant) -> Path:
     """The folder with the base's config.json: all that a model on the meta device needs."""
     base = variant.base
     if base.path is not None:
@@ -112,6 +114,7 @@ def _environment(at: Destination, home: Path) -> dict[str, str]:
     token = at.token or hub.current_token()
     return {
         **kept,
+        "PYTHONPATH": os.pathsep.join([_PACKAGES, *filter(None, [kept.get("PYTHONPATH")])]),
         "HF_ENDPOINT": at.address,
         "HF_HOME": str(home / "home"),
         "HF_HUB_CACHE": str(home / "loading"),

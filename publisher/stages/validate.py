@@ -10,6 +10,7 @@ PEFT itself only warns, or says nothing, where an adapter loads in part; here ea
 
 import math
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ def validate(
     """
     with quiet():
         progress(f"validating {variant.label}: structure")
-        require_files(extraction, staged)
-        require_loadable(variant, extraction, base=base, staged=staged)
+        require_structure(variant, extraction, base=base, staged=staged)
         difference = require_numbers(
             extraction, source=source, base=base, staged=staged, device=device, progress=progress
         )
@@ -69,10 +69,23 @@ def validate(
         largest_claim_difference=difference,
         function=function,
         function_skipped=obstacle,
+        packages=packages(),
     )
 
 
+def packages() -> dict[str, str]:
+    """Versions of the packages that judge."""
+    return {name: metadata.version(name) for name in ("peft", "torch", "transformers")}
+
+
 # --- structure ----------------------------------------------------------------------------------------------
+
+
+def require_structure(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
+    """What can be checked without weights; of the base, config.json alone is read."""
+    with quiet():
+        require_files(extraction, staged)
+        require_loadable(variant, extraction, base=base, staged=staged)
 
 
 def require_files(extraction: Extraction, staged: Path) -> None:

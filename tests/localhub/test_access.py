@@ -32,6 +32,7 @@ def test_a_read_token_is_refused_every_write(hub: LocalHub, repo: str) -> None:
         lambda: reader.create_commit(repo, add(), commit_message="m"),
         lambda: reader.create_commit(repo, add(), commit_message="m", create_pr=True),
         lambda: reader.create_tag(repo, tag="v1"),
+        lambda: reader.auth_check(repo, write=True),
         lambda: reader.create_branch(repo, branch="dev"),
         lambda: reader.create_repo("team/other"),
         lambda: reader.delete_repo(repo),
@@ -42,6 +43,14 @@ def test_a_read_token_is_refused_every_write(hub: LocalHub, repo: str) -> None:
         assert caught.value.response.status_code == 403
         assert "may only read" in str(caught.value)
     assert [ref.ref for ref in hub.repository(repo).refs()] == ["refs/heads/main"]
+    assert len(hub.repository(repo).commits()) == 1
+
+
+def test_who_may_read_or_write_is_told_without_doing_so(hub: LocalHub, api: HfApi, repo: str) -> None:
+    with_token(hub, "hf_read_token").auth_check(repo)
+    api.auth_check(repo, write=True)
+    with pytest.raises(RepositoryNotFoundError):
+        api.auth_check("team/none", write=True)
     assert len(hub.repository(repo).commits()) == 1
 
 

@@ -65,6 +65,18 @@ async def info(request: Request) -> JSONResponse:
     )
 
 
+async def may_read(request: Request) -> JSONResponse:
+    """GET .../auth-check: nothing, or a refusal."""
+    opened(request, Role.READ)
+    return JSONResponse({})
+
+
+async def may_write(request: Request) -> JSONResponse:
+    """GET .../auth-check/write: nothing, or a refusal."""
+    opened(request, Role.WRITE)
+    return JSONResponse({})
+
+
 async def validate_yaml(request: Request) -> JSONResponse:
     """POST /api/validate-yaml: whether a card's metadata parses; the Hub looks further."""
     content = text_in(await json_object(request), "content")
@@ -135,6 +147,8 @@ ROUTES = [
     Route("/api/repos/delete", delete, methods=["DELETE"]),
     Route("/api/validate-yaml", validate_yaml, methods=["POST"]),
     Route("/api/{kind:kind}/{namespace}/{name}", info),
+    Route("/api/{kind:kind}/{namespace}/{name}/auth-check", may_read),
+    Route("/api/{kind:kind}/{namespace}/{name}/auth-check/write", may_write),
     Route("/api/{kind:kind}/{namespace}/{name}/revision/{revision:quoted}", info),
     Route("/api/{kind:kind}/{name}", without_owner),
     Route("/api/{kind:kind}/{name}/{asked}/{revision:quoted}", without_owner),
