@@ -29,6 +29,7 @@ KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
 NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
 EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
+Rank = int | float | Literal["auto"]  # a whole number; a share of the energy, below 1; what stands above the noise
 BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
 
 
@@ -172,12 +173,13 @@ def _leading(
     return space @ u[:, 0], float(s[0]), vh[0]
 
 
-def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: str) -> Decomposition:
+def decompose(delta: Tensor, *, rank: Rank, edge: float, name: str) -> Decomposition:
     """Truncated SVD of D, float32 (m, n).
 
     Args:
         delta: the update.
-        rank: columns to keep, at most min(m, n); `auto` keeps the singular values above `edge`, possibly none.
+        rank: columns to keep, at most min(m, n); `auto` keeps the singular values above `edge`, possibly none; a
+            float, the fewest that hold this share of the squared norm.
         edge: the noise edge.
         name: seeds the random start.
 
@@ -186,7 +188,7 @@ def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: 
     would reach half of the shorter side.
     """
     shorter = min(delta.shape)
-    width = (FIRST_WIDTH if rank == "auto" else rank) + OVERSAMPLING
+    width = (rank if isinstance(rank, int) else FIRST_WIDTH) + OVERSAMPLING
     while shorter > max(EXACT_BELOW, 2 * width):
         found = _randomized(delta, rank=rank, edge=edge, generator=seeded(name, delta.device), width=width)
         if found is not None:
@@ -195,17 +197,17 @@ def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: 
     return _exact(delta, rank=rank, edge=edge)
 
 
-def _exact(delta: Tensor, *, rank: int | Literal["auto"], edge: float) -> Decomposition:
+def _exact(delta: Tensor, *, rank: Rank, edge: float) -> Decomposition:
     """In float64: LAPACK's float32 errors would pass for singular values above a float32 source's edge."""
     u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
-    keep = _kept(s, rank, edge)
+    keep = min(_kept(s, rank, edge, total=squared_norm(s)), s.shape[0])
     kept = u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float()
     after = float(s[keep]) if keep < s.shape[0] else None
     return _finished(delta, kept, sigma_next=after, method="exact svd")
 
 
 def _randomized(
-    delta: Tensor, *, rank: int | Literal["auto"], edge: float, generator: torch.Generator, width: int
+    delta: Tensor, *, rank: Rank, edge: float, generator: torch.Generator, width: int
 ) -> Decomposition | None:
     """None where the width shows no end of the signal or the residual does not settle."""
     total = squared_norm(delta)
@@ -214,7 +216,7 @@ def _randomized(
     for _ in range(POWER_ITERATIONS):
         z = delta.T @ q
         values, rotation = _small_spectrum(z)
-        keep = _kept(values, rank, edge)
+        keep = _kept(values, rank, edge, total=total)
         if keep > width - OVERSAMPLING:
             return None
         residual = max(total - squared_norm(values[:keep]), 0.0)  # good enough to see it settle
@@ -276,7 +278,10 @@ def _finished(
     return Decomposition(u, s, v, sigma_next, math.sqrt(residual), method)
 
 
-def _kept(values: Tensor, rank: int | Literal["auto"], edge: float) -> int:
+def _kept(values: Tensor, rank: Rank, edge: float, *, total: float) -> int:
+    """How many of these singular values to keep; more than there are where they do not hold the energy asked for."""
+    if isinstance(rank, float):
+        return 1 + int((values.double().square().cumsum(0) < rank * total).sum())
     if rank == "auto":
         return int((values > max(edge, RESOLUTION * float(values[0]))).sum())
     return min(rank, int(values.shape[0]))

@@ -206,6 +206,8 @@ class ExtractionSummary(Record):
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
         carried: modules that the manifest's `adapter.carry` names, stored whole.
         parameters: elements of A and B together.
+        energy: share of the squared norm of the adapted modules' updates that the adapter holds.
+        approximation: more is missing than the merge's rounding explains: the update has no such low rank.
         exact_share: over all elements of all modules.
         update_rms: over the modules.
     """
@@ -227,15 +229,23 @@ class ExtractionSummary(Record):
     rounding_floor: Spread
     ratio: Spread | None
     update_rms: Spread
+    energy: Figure
+    approximation: bool
     exact_share: Figure
     exact_share_modules: Spread
+
+
+class Energy(Record):
+    """A rank by the share of the update's squared norm that each module's factors hold at least."""
+
+    energy: float
 
 
 class Settings(Record):
     """The adapter's settings, as the manifest gave them."""
 
     method: str
-    rank: int | Literal["auto"]
+    rank: int | Literal["auto"] | Energy
     dtype: str
     layout: str
     task_type: str

@@ -19,6 +19,9 @@ from publisher.records import (
     six_digits,
 )
 
+APPROXIMATE = 3.0  # times what rounding leaves; a merge that rounded twice gives up to 2.5 (docs/numerics.md)
+NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word is missing
+
 
 def summarise(
     modules: Sequence[ModuleExtraction], seen: Comparison, *, adapter: FileDigest, config: FileDigest
@@ -27,6 +30,8 @@ def summarise(
     elements = [math.prod(module.shape) for module in modules]
     exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
     total = _whole_update(modules, seen)
+    adapted = sum(map(_update_square, modules))
+    missing = sum(_update_square(module) * module.relative_error**2 for module in modules)
     ratios = [module.ratio for module in modules if module.ratio is not None]
     return ExtractionSummary(
         linears=len(modules),
@@ -47,6 +52,8 @@ def summarise(
         rounding_floor=_spread(module.rounding_floor for module in modules),
         ratio=_spread(ratios) if ratios else None,
         update_rms=_spread(module.update_rms for module in modules),
+        energy=1 - missing / adapted,
+        approximation=_approximates(modules),
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
     )
@@ -54,9 +61,20 @@ def summarise(
 
 def _whole_update(modules: Sequence[ModuleExtraction], seen: Comparison) -> float:
     """Squared norm of everything that differs: in the adapter's modules, carried whole, or left out."""
-    adapted = sum(module.update_rms**2 * math.prod(module.shape) for module in modules)
+    adapted = sum(map(_update_square, modules))
     carried = sum(module.norm**2 for module in seen.carried)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
+
+
+def _update_square(module: ModuleExtraction) -> float:
+    return module.update_rms**2 * math.prod(module.shape)
+
+
+def _approximates(modules: Sequence[ModuleExtraction]) -> bool:
+    """Whether the fits miss more than rounding, even a merge that rounded twice, could have added."""
+    ratios = [module.ratio for module in modules if module.ratio is not None]
+    lost = statistics.median(module.fit_error for module in modules)
+    return bool(ratios) and statistics.median(ratios) > APPROXIMATE and lost > NEGLIGIBLE
 
 
 def _share(norm: float | None, total: float) -> dict[str, float | None]:

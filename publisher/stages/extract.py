@@ -23,7 +23,8 @@ from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
 from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
-from publisher.manifest import AdapterSettings, Expectation, Variant
+from publisher.kinship import require_kin, require_low_rank
+from publisher.manifest import AdapterSettings, Energy, Expectation, Variant
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
@@ -42,6 +43,7 @@ CODE = (
     "carried.py",
     "comparison.py",
     "files.py",
+    "kinship.py",
     "lora.py",
     "records.py",
     "structure.py",
@@ -81,6 +83,7 @@ def extract(
     with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
         seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
+        require_kin(seen.changed, (sources, bases))
         tools = provenance.tools(device_name(device), code=CODE)
         kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
         modules = []
@@ -88,6 +91,7 @@ def extract(
             progress(f"extracting {name}", index, len(seen.changed))
             modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
         _require_signal(modules)
+        require_low_rank([module.figures for module in modules], found=not isinstance(variant.adapter.rank, int))
         carried = {key: sources.read(name) for key, name in carried_keys(seen.carried).items()}
         snapshots = source, base
         return _assemble(modules, variant, seen=seen, carried=carried, snapshots=snapshots, tools=tools, staged=staged)
@@ -123,7 +127,8 @@ def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, setti
     _require_finite(name, source, base=base)
     noise = lora.rounding_noise(source, name=name)
     delta = lora.update_of(base, source)
-    found = lora.decompose(delta, rank=settings.rank, edge=noise.edge, name=name)
+    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
+    found = lora.decompose(delta, rank=rank, edge=noise.edge, name=name)
     size = math.sqrt(lora.squared_norm(delta))
     unchanged = delta.numel() - int(delta.count_nonzero())
     del delta

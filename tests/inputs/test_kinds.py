@@ -262,3 +262,64 @@ def test_an_expert_that_the_class_holds_fused_cannot_be_carried_alone(make_pair:
     message = refused(pair, carry=["*.experts.*"])
     assert "model.layers.0.mlp.experts.1.up_proj.weight" in message
     assert message.startswith("Qwen3MoeForCausalLM has no module for 2 changed tensors")
+
+
+# --- how the source was trained -----------------------------------------------------------------------------
+
+
+def disturbed(weights: Weights) -> None:
+    """As after a full fine-tune: every attention weight moves a little in all directions, a few of them more."""
+    for name in sorted(weights):
+        if re.search(ATTENTION, name):
+            rows, columns = weights[name].shape
+            spectrum = torch.diag(0.02 * 0.7 ** torch.arange(min(rows, columns)))
+            left, right = torch.randn(rows, min(rows, columns)), torch.randn(min(rows, columns), columns)
+            weights[name] = (weights[name].float() + left @ spectrum @ right).bfloat16()
+
+
+def test_a_full_fine_tune_is_refused_under_rank_auto_with_the_way_to_publish_it(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", "nothing")
+    pair.change(disturbed)
+    message = refused(pair)
+    assert message.startswith("the update has no low rank in 8 of 8 modules: a full fine-tune, or a source")
+    assert "adapter.rank: {energy: 0.8}" in message
+
+
+@pytest.mark.parametrize("rank", [{"energy": 0.97}, 6])
+def test_a_full_fine_tune_becomes_an_approximation_and_says_how_good(make_pair: MakePair, rank: object) -> None:
+    pair = make_pair("Llama", "nothing")
+    pair.change(disturbed)
+    extraction = pair.extracted(rank=rank)
+    summary = extraction.summary
+    assert summary.approximation
+    assert 0.9 < summary.energy < 0.9999
+    if rank != 6:
+        assert all(module.fit_error**2 <= 0.03 for module in extraction.modules)
+        assert len(summary.ranks) > 1
+    assert pair.validated(extraction).function is not None
+
+
+def test_a_merged_lora_is_no_approximation_at_its_own_rank_and_one_below_it(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", ATTENTION)
+    whole, half = (pair.extracted(rank=rank).summary for rank in (RANK, 1))
+    assert not whole.approximation
+    assert whole.energy > 0.999
+    assert half.approximation
+    assert half.energy < 0.95
+
+
+def test_a_source_of_another_origin_is_refused_before_the_arithmetic(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", "nothing")
+    torch.manual_seed(99)
+    pair.change(lambda weights: [w.normal_(std=0.02) for name, w in weights.items() if "_proj" in name])
+    message = refused(pair, rank=8)
+    assert message.startswith("the source's weights have nothing of the base's in them (cosine ")
+    assert not list(pair.folder.glob("work/**/*.safetensors"))
+
+
+def test_a_base_that_was_trained_on_by_itself_leaves_noise_and_is_refused(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", "nothing")
+    torch.manual_seed(98)
+    pair.change(lambda weights: [w.add_(torch.randn_like(w), alpha=0.01) for n, w in weights.items() if "_proj" in n])
+    assert refused(pair).startswith("the update has no low rank in 14 of 14 modules")
+    assert refused(pair, rank=1).startswith("the fits hold no more of the update than they would of noise in 14 of")
