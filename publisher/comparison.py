@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from publisher import fp8
 from publisher.carried import carried_modules
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
@@ -38,6 +39,7 @@ class Comparison:
         left_out: tensors that differ and that the manifest leaves out.
         carried: modules that the manifest carries whole.
         transposed: those of `changed` that are stored as (in, out).
+        fp8: the sides that are stored in FP8 with block scales.
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
     """
@@ -50,6 +52,7 @@ class Comparison:
     layers_total: int
     carried: tuple[Carried, ...] = ()
     transposed: frozenset[str] = frozenset()
+    fp8: tuple[str, ...] = ()
 
 
 def compare(
@@ -79,7 +82,7 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not equal(*(reader.read(name) for reader in readers)):
+        if not _same(name, readers):
             different.append(name)
     kept = [name for name in different if not _ignored(name, ignore)]
     whole = carried_modules(kept, source, carry=carry)
@@ -97,7 +100,12 @@ def compare(
         layers=layers,
         layers_total=layers_total,
         carried=tuple(_carried(module, tensors, readers=readers) for module, tensors in whole.items()),
+        fp8=tuple(side for side, headers in (("source", source), ("base", base)) if _in_fp8(changed, headers)),
     )
+
+
+def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:
+    return any(headers[name].scale is not None for name in names)
 
 
 def preflight(
@@ -186,6 +194,15 @@ def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
     ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
     blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
     return all(_same_bytes(ours[block], theirs[block]) or torch.equal(ours[block], theirs[block]) for block in blocks)
+
+
+def _same(name: str, readers: tuple[TensorReader, TensorReader]) -> bool:
+    """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
+    source, base = (reader.read(name) for reader in readers)
+    if equal(source, base):
+        return True
+    quantised = [steps for reader in readers if (steps := reader.steps(name)) is not None]
+    return len(quantised) == 1 and fp8.within(source, base, quantised[0])
 
 
 def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

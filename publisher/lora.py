@@ -110,28 +110,30 @@ def seeded(name: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def rounding_noise(source: Tensor, *, name: str) -> Noise:
+def rounding_noise(source: Tensor, *, name: str, steps: Tensor | None = None) -> Noise:
     """Norm and edge of the errors that one rounding to `source.dtype` makes at these values.
 
     Uniform errors within half a step have the deviation step / sqrt(12); the norm follows from that. The edge is
     measured, since a closed form from row and column norms is up to twice too high where rows or columns have
     outliers: errors of that size and random sign are drawn and their largest singular value found. They stand for
     the uniform ones without the luck of the draw, which tells where a few rows or elements outweigh the others.
-    Small matrices are drawn several times, because theirs fluctuates with the signs as well.
+    Small matrices are drawn several times, because theirs fluctuates with the signs as well. `steps` (m, n) are those
+    of a quantisation besides, of either side.
     """
     generator = seeded(f"noise of {name}", source.device)
     draws = min(8, max(1, (1 << 18) // source.numel()))
-    errors = [_drawn_errors(source, generator) for _ in range(draws)]
+    errors = [_drawn_errors(source, generator, steps) for _ in range(draws)]
     return Noise(
         norm=math.sqrt(squared_norm(errors[0])), edge=max(_edge_of(drawn, generator=generator) for drawn in errors)
     )
 
 
-def _drawn_errors(source: Tensor, generator: torch.Generator) -> Tensor:
+def _drawn_errors(source: Tensor, generator: torch.Generator, steps: Tensor | None) -> Tensor:
     """Errors of step / sqrt(12) each, with random signs; float32, (m, n)."""
     errors = torch.empty(source.shape, device=source.device)
     for rows in _row_blocks(source):
-        size = step_of(source[rows].float(), source.dtype).mul_(12**-0.5)
+        size = step_of(source[rows].float(), source.dtype)
+        size = (size if steps is None else size.hypot(steps[rows])).mul_(12**-0.5)
         torch.copysign(size, _random_bytes(size, generator).float(), out=errors[rows])
     return errors
 

@@ -205,6 +205,7 @@ class ExtractionSummary(Record):
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
         carried: modules that the manifest's `adapter.carry` names, stored whole.
+        fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
@@ -221,6 +222,7 @@ class ExtractionSummary(Record):
     tensors_base_only: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     carried: tuple[Carried, ...] = ()
+    fp8: tuple[str, ...] = ()
     parameters: int
     adapter: FileDigest
     config: FileDigest

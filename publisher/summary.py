@@ -42,6 +42,7 @@ def summarise(
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
         left_out=tuple(tensor.model_copy(update=_share(tensor.norm, total)) for tensor in seen.left_out),
+        fp8=seen.fp8,
         carried=tuple(module.model_copy(update=_share(module.norm, total)) for module in seen.carried),
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.carried),
@@ -100,6 +101,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         layers=layers_of(names, names)[0],
         layers_total=summary.layers_total,
         carried=summary.carried,
+        fp8=summary.fp8,
     )
 
 

@@ -8,7 +8,7 @@ with one clear error. Headers are read without torch; tensors are memory-mapped,
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,18 +21,33 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
+FP8 = "F8_E4M3"
+SCALES = "_scale_inv"  # after the name of an FP8 weight
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """The scales of an FP8 weight: one for each block of (rows, columns), in a tensor of their own."""
+
+    name: str
+    file: Path
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`)."""
+    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
+
+    Of a weight in FP8 with block scales, `dtype` is the one it is read in, BF16.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
+    scale: Scale | None = None
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
@@ -88,6 +103,8 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
 
+    The block scales of FP8 weights are no tensors of their own: those weights are read dequantised.
+
     Raises:
         FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
     """
@@ -99,7 +116,50 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="the model's weights",
             next_step="download or save the checkpoint again",
         )
-    return dict(sorted(headers.items()))
+    return dict(sorted(_dequantised(headers, folder).items()))
+
+
+def _dequantised(headers: dict[str, TensorHeader], folder: Path) -> dict[str, TensorHeader]:
+    scales = {f"{name}{SCALES}": name for name, header in headers.items() if header.dtype == FP8}
+    scales = {scale: name for scale, name in scales.items() if scale in headers}
+    if not scales:
+        return headers
+    block = _weight_block(folder)
+    wrong = [
+        f"{scale} of {headers[scale].shape} for {headers[name].shape}"
+        for scale, name in scales.items()
+        if headers[scale].shape != _grid(headers[name].shape, block)
+    ]
+    if wrong:
+        raise FetchError(
+            f"{folder}: scales that do not fit blocks of {block[0]}x{block[1]}: {', '.join(wrong[:3])}",
+            expected="one scale per block, as quantization_config.weight_block_size in config.json says",
+            next_step="download or save the checkpoint again",
+        )
+    scaled = {
+        name: replace(headers[name], dtype="BF16", scale=Scale(scale, headers[scale].file, block))
+        for scale, name in scales.items()
+    }
+    return {name: header for name, header in headers.items() if name not in scales} | scaled
+
+
+def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """Shape of the scales of a weight of this shape; blocks at the edges may be smaller."""
+    rows, columns = (-(-size // edge) for size, edge in zip(shape[-2:], block, strict=True))
+    return (*shape[:-2], rows, columns)
+
+
+def _weight_block(folder: Path) -> tuple[int, int]:
+    quantisation = read_config(folder).get("quantization_config")
+    block = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
+    match block:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    raise FetchError(
+        f"{folder / CONFIG} does not say how large the blocks of its FP8 weights are",
+        expected='"quantization_config": {"weight_block_size": [128, 128], ...}',
+        next_step="download the checkpoint's own config.json",
+    )
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -205,8 +265,26 @@ class TensorReader:
         self._stack.close()
 
     def read(self, name: str) -> "torch.Tensor":
-        """The tensor on the CPU, in its stored dtype."""
-        file = self._headers[name].file
+        """The tensor on the CPU, in its stored dtype; a weight in FP8 with scales dequantised, in bfloat16."""
+        header = self._headers[name]
+        tensor = self._stored(name, header.file)
+        if header.scale is None:
+            return tensor
+        from publisher import fp8
+
+        return fp8.dequantise(tensor, self._stored(header.scale.name, header.scale.file), header.scale.block)
+
+    def steps(self, name: str) -> "torch.Tensor | None":
+        """Distance of an FP8 weight's stored values at each element, float32; None for any other tensor."""
+        header = self._headers[name]
+        if header.scale is None:
+            return None
+        from publisher import fp8
+
+        scale = self._stored(header.scale.name, header.scale.file)
+        return fp8.steps_of(self._stored(name, header.file), scale, header.scale.block)
+
+    def _stored(self, name: str, file: Path) -> "torch.Tensor":
         if file not in self._files:
             self._files[file] = self._stack.enter_context(_opened(file, framework="pt"))
         tensor: torch.Tensor = self._files[file].get_tensor(name)

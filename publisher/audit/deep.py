@@ -23,7 +23,7 @@ from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.extract import extract_module
+from publisher.stages.extract import extract_module, quantisation_steps
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.structure import compared
@@ -150,7 +150,8 @@ def extracted_again(case: _Case) -> str:
             case.bench.progress(f"extracting {module.name}", index, len(modules))
             name = f"{module.name}.weight"
             source, base = (reader.read(name).to(device) for reader in (sources, bases))
-            again = extract_module(name, source, base=base, settings=case.variant.adapter).figures
+            steps = quantisation_steps(name, (sources, bases), device=device)
+            again = extract_module(name, source, base=base, settings=case.variant.adapter, steps=steps).figures
             problems += _other_figures(module, again)
     require_none(problems)
     return f"{len(modules)} modules extracted again give the same figures"

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher import lora, provenance
+from publisher import fp8, lora, provenance
 from publisher.adapter import Factors, adapter_config, carried_keys, padded, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, ranges
@@ -43,6 +43,7 @@ CODE = (
     "carried.py",
     "comparison.py",
     "files.py",
+    "fp8.py",
     "kinship.py",
     "lora.py",
     "records.py",
@@ -112,7 +113,14 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 # --- one module ---------------------------------------------------------------------------------------------
 
 
-def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, settings: AdapterSettings) -> Factors:
+def extract_module(
+    name: str,
+    source: torch.Tensor,
+    *,
+    base: torch.Tensor,
+    settings: AdapterSettings,
+    steps: torch.Tensor | None = None,
+) -> Factors:
     """Factors and figures of one changed linear weight; a pure function of its arguments.
 
     Args:
@@ -120,12 +128,13 @@ def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, setti
         source: released weight (m, n).
         base: base weight (m, n).
         settings: rank and dtype.
+        steps: of the quantisation of either side, float32 (m, n), where there is one.
 
     Raises:
         ExtractionError: NaN or infinity in either weight.
     """
     _require_finite(name, source, base=base)
-    noise = lora.rounding_noise(source, name=name)
+    noise = lora.rounding_noise(source, name=name, steps=steps)
     delta = lora.update_of(base, source)
     rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
     found = lora.decompose(delta, rank=rank, edge=noise.edge, name=name)
@@ -189,11 +198,20 @@ def _module(
         tensors = load_file(factors)
         return Factors(tensors["b"], tensors["a"], ModuleExtraction.read(figures))
     source, base = (reader.read(name).to(device) for reader in readers)
-    module = extract_module(name, source, base=base, settings=settings)
+    steps = quantisation_steps(name, readers, device=device)
+    module = extract_module(name, source, base=base, settings=settings, steps=steps)
     with atomic(factors) as partial:
         save_file({"b": module.b, "a": module.a}, partial)
     module.figures.write(figures)
     return module
+
+
+def quantisation_steps(
+    name: str, readers: tuple[TensorReader, TensorReader], *, device: torch.device
+) -> torch.Tensor | None:
+    """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
+    steps = fp8.combined(reader.steps(name) for reader in readers)
+    return None if steps is None else steps.to(device)
 
 
 def _kept(work: Path, key: str) -> Path:

@@ -2,13 +2,17 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
-from publisher.errors import ExtractionError
+from publisher.errors import ExtractionError, FetchError
+from publisher.loading import quiet
 from tests.inputs.pairs import RANK, Pair, Weights
 
 MakePair = Callable[..., Pair]
@@ -323,3 +327,126 @@ def test_a_base_that_was_trained_on_by_itself_leaves_noise_and_is_refused(make_p
     pair.change(lambda weights: [w.add_(torch.randn_like(w), alpha=0.01) for n, w in weights.items() if "_proj" in n])
     assert refused(pair).startswith("the update has no low rank in 14 of 14 modules")
     assert refused(pair, rank=1).startswith("the fits hold no more of the update than they would of noise in 14 of")
+
+
+# --- FP8 with block scales ----------------------------------------------------------------------------------
+
+BLOCK = 16
+
+
+def in_fp8(pair: Pair, side: str, pattern: str = "_proj") -> None:
+    """One side as an FP8 release: linears in float8_e4m3fn, a scale for each block, and config.json saying so."""
+
+    def quantise(weights: Weights) -> None:
+        for name in [name for name in sorted(weights) if re.search(pattern, name)]:
+            rows, columns = weights[name].shape
+            blocks = weights[name].float().reshape(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+            scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+            weights[name] = (blocks / scale).reshape(rows, columns).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = scale.reshape(rows // BLOCK, columns // BLOCK).contiguous()
+
+    pair.change(quantise, side=side)
+    config = pair.folder / side / "config.json"
+    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    how |= {"modules_to_not_convert": ["lm_head"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
+
+
+@pytest.mark.parametrize("side", ["source", "base"])
+def test_an_fp8_checkpoint_is_dequantised_and_the_floor_is_that_of_fp8(make_pair: MakePair, side: str) -> None:
+    pair = make_pair("Llama", ATTENTION)
+    plain = pair.extracted(rank=RANK)
+    in_fp8(pair, side)
+    extraction = pair.extracted()
+    summary = extraction.summary
+    assert summary.fp8 == (side,)
+    assert (summary.linears, summary.rank) == (8, RANK), "what quantisation alone changed is no update"
+    assert summary.rounding_floor.median > 5 * plain.summary.rounding_floor.median
+    assert summary.ratio is not None
+    assert 0.7 < summary.ratio.median < 1.3
+    assert not summary.approximation
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.2
+
+
+def test_fp8_on_both_sides_is_compared_dequantised(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", r"self_attn\.q_proj")
+    for side in ("source", "base"):
+        in_fp8(pair, side)
+    summary = pair.extracted().summary
+    assert (summary.linears, summary.fp8) == (2, ("source", "base"))
+    assert summary.ratio is not None
+    assert 0.7 < summary.ratio.median < 1.3
+
+
+def test_scales_that_do_not_fit_the_blocks_are_refused(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", ATTENTION)
+    in_fp8(pair, "base")
+    pair.change(lambda weights: [t.resize_(1, 1) for n, t in weights.items() if n.endswith("scale_inv")], side="base")
+    with pytest.raises(FetchError, match=r"scales that do not fit blocks of 16x16: model\.layers\.0\.mlp\.down_proj"):
+        pair.extracted()
+
+
+# --- files and dtypes ---------------------------------------------------------------------------------------
+
+
+def test_a_base_equal_to_the_source_is_refused(make_pair: MakePair) -> None:
+    message = refused(make_pair("Gemma2", "nothing"))
+    assert message.startswith("base and source are equal in every tensor, so there is nothing to publish.")
+
+
+def test_another_architecture_as_base_is_refused_by_its_names(make_pair: MakePair) -> None:
+    qwen = make_pair("Qwen2", ATTENTION)
+    weights = load_file(qwen.source / "model.safetensors")
+    llama = make_pair("Llama", ATTENTION)
+    save_file(weights, llama.source / "model.safetensors", metadata={"format": "pt"})
+    message = refused(llama)
+    assert message.startswith("source and base do not match in 6 tensors:\n")
+    assert "model.layers.0.self_attn.q_proj.bias is in the source alone" in message
+
+
+@pytest.mark.parametrize(("source", "base"), [("bfloat16", "float32"), ("float16", "bfloat16"), ("float32", "float32")])
+def test_the_two_sides_may_have_dtypes_of_their_own(make_pair: MakePair, source: str, base: str) -> None:
+    pair = make_pair("Llama", ATTENTION)
+    for side, dtype in (("source", source), ("base", base)):
+        pair.change(lambda w, t=getattr(torch, dtype): w.update({n: x.to(t) for n, x in w.items()}), side=side)
+    extraction = pair.extracted(rank=RANK)
+    assert extraction.summary.linears == 8
+    assert extraction.summary.relative_error.max < 0.02
+    assert pair.validated(extraction).function is not None
+
+
+def test_shards_on_one_side_alone_make_no_difference(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", ATTENTION)
+    whole = pair.extracted()
+    with quiet():
+        model = LlamaForCausalLM.from_pretrained(pair.base, dtype="auto")
+        shutil.rmtree(pair.base)
+        model.save_pretrained(pair.base, max_shard_size="20KB")
+    assert len(list(pair.base.glob("*.safetensors"))) > 2
+    assert pair.extracted().modules == whole.modules
+
+
+def test_a_matrix_above_the_exact_method_s_size_gives_the_residual_of_the_full_svd(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", r"layers\.0\.self_attn\.q_proj", hidden_size=320, head_dim=80)
+    (module,) = pair.extracted().modules
+    assert (module.method, module.rank) == ("randomized svd", RANK)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    source, base = (load_file(folder / "model.safetensors")[name].double() for folder in (pair.source, pair.base))
+    sigma = torch.linalg.svdvals(source - base)
+    assert module.fit_error == pytest.approx(float(sigma[RANK:].norm() / sigma.norm()), rel=1e-3)
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+
+def test_every_kind_is_in_the_table_of_docs_inputs_and_every_test_named_there_exists() -> None:
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "inputs.md").read_text(encoding="utf-8")))
+    every = {
+        name for file in root.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    here = set(re.findall(r"def (test_\w+)", Path(__file__).read_text(encoding="utf-8")))
+    assert named <= every
+    assert here - named == {"test_every_kind_is_in_the_table_of_docs_inputs_and_every_test_named_there_exists"}

@@ -430,8 +430,8 @@ def test_a_module_carried_whole_is_named_with_its_share_and_who_refuses_it() -> 
     head = Carried(module="lm_head", tensors=("head.w",), tied=("embed",), parameters=9, norm=1.5, share=0.25)
     card = render(manifest, (with_summary(first, carried=(head,)), second))
     assert (
-        "- Whole in the Clef (27B) adapter, as `modules_to_save`: `lm_head` (25.00% of the update; its weight is shared "
-        "by `embed`)." in card
+        "- Whole in the Clef (27B) adapter, as `modules_to_save`: `lm_head` (25.00% of the update; "
+        "its weight is shared by `embed`)." in card
     )
     assert "vLLM refuses an adapter that has them" in card
     assert "is equal in both, but for those named below." in card
