@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -406,11 +407,15 @@ def test_another_architecture_as_base_is_refused_by_its_names(make_pair: MakePai
     assert "model.layers.0.self_attn.q_proj.bias is in the source alone" in message
 
 
+def cast(weights: Weights, *, dtype: torch.dtype) -> None:
+    weights |= {name: tensor.to(dtype) for name, tensor in weights.items()}
+
+
 @pytest.mark.parametrize(("source", "base"), [("bfloat16", "float32"), ("float16", "bfloat16"), ("float32", "float32")])
 def test_the_two_sides_may_have_dtypes_of_their_own(make_pair: MakePair, source: str, base: str) -> None:
     pair = make_pair("Llama", ATTENTION)
-    for side, dtype in (("source", source), ("base", base)):
-        pair.change(lambda w, t=getattr(torch, dtype): w.update({n: x.to(t) for n, x in w.items()}), side=side)
+    pair.change(partial(cast, dtype=getattr(torch, source)))
+    pair.change(partial(cast, dtype=getattr(torch, base)), side="base")
     extraction = pair.extracted(rank=RANK)
     assert extraction.summary.linears == 8
     assert extraction.summary.relative_error.max < 0.02
@@ -429,7 +434,7 @@ def test_shards_on_one_side_alone_make_no_difference(make_pair: MakePair) -> Non
 
 
 def test_a_matrix_above_the_exact_method_s_size_gives_the_residual_of_the_full_svd(make_pair: MakePair) -> None:
-    pair = make_pair("Llama", r"layers\.0\.self_attn\.q_proj", hidden_size=320, head_dim=80)
+    pair = make_pair("Llama", r"layers\.0\.self_attn\.q_proj", hidden_size=352, head_dim=88)
     (module,) = pair.extracted().modules
     assert (module.method, module.rank) == ("randomized svd", RANK)
     name = "model.layers.0.self_attn.q_proj.weight"
