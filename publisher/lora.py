@@ -23,7 +23,7 @@ OVERSAMPLING = 32  # columns beyond the rank: enough to see the gap after it
 FIRST_WIDTH = 128  # where the rank is not known beforehand
 EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
-SETTLED = 5e-4  # of the squared residual: half of the 0.1 % that the residual may differ from the optimum
+SETTLED = 5e-4  # of the squared residual: a quarter of the 0.1 % that the residual may lie above the optimum
 RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
 KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
@@ -180,8 +180,8 @@ def decompose(delta: Tensor, *, rank: Rank, edge: float, name: str) -> Decomposi
 
     Args:
         delta: the update.
-        rank: columns to keep, at most min(m, n); `auto` keeps the singular values above `edge`, possibly none; a
-            float, the fewest that hold this share of the squared norm.
+        rank: columns to keep, at most min(m, n); `auto` keeps the singular values above `edge` and above float32's
+            resolution, possibly none; a float, the fewest that hold this share of the squared norm.
         edge: the noise edge.
         name: seeds the random start.
 
