@@ -34,11 +34,20 @@ _device = click.option("--device", default="auto", metavar="NAME", help="auto, c
 _variant = click.option(
     "--variant", "variants", multiple=True, metavar="PATH", help="Only this variant; may be repeated."
 )
+_stream = click.option("--stream", is_flag=True, help="Read the weights from the Hub as needed; store none of them.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
 
 _hub = click.option("--hub", type=click.Choice(["local"]), help="local: rehearse the push on an embedded local Hub.")
 _tag = click.option("--tag", metavar="NAME", help="Tag the commit, as v1.2.0.")
+_signing_key = click.option(
+    "--signing-key",
+    type=click.Path(path_type=Path),
+    envvar="PUBLISH_SIGNING_KEY",
+    show_envvar=True,
+    metavar="FILE",
+    help="Private key for a manifest with sign.key.",
+)
 _pr = click.option("--pr", is_flag=True, help="Open a pull request instead of committing to main.")
 
 
@@ -76,11 +85,13 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @_hub
 @_tag
 @_pr
+@_signing_key
 @_variant
 @click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
 @_dist
 @_device
+@_stream
 @_json
 @_verbose
 @click.pass_context
@@ -139,6 +150,7 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_variant
     @_dist
     @_device
+    @_stream
     @_json
     @_verbose
     def command(**options: Any) -> None:
@@ -159,6 +171,7 @@ def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
 @_hub
 @_tag
 @_pr
+@_signing_key
 @_dist
 @_json
 @_verbose

@@ -15,10 +15,11 @@ import torch
 
 from publisher import fp8
 from publisher.carried import carried_modules
+from publisher.dequantised import steps
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
 from publisher.records import Carried, LeftOut
-from publisher.tensors import TensorHeader, TensorReader
+from publisher.tensors import Reader, TensorHeader
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _RESIZE = (
@@ -59,12 +60,14 @@ def compare(
     source: Mapping[str, TensorHeader],
     base: Mapping[str, TensorHeader],
     *,
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     ignore: Sequence[str],
     carry: Sequence[str] = (),
     progress: Progress,
 ) -> Comparison:
     """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
+
+    Tensors in files of one digest are equal, and are not read.
 
     Args:
         source: headers of the released checkpoint.
@@ -82,7 +85,7 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not _same(name, readers):
+        if not _one_file(source[name], base[name]) and not _same(name, readers):
             different.append(name)
     kept = [name for name in different if not _ignored(name, ignore)]
     whole = carried_modules(kept, source, carry=carry)
@@ -186,6 +189,14 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
 
 
+def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
+    return source.sha256 is not None and source.sha256 == base.sha256
+
+
+def _equal_blocks(name: str, readers: tuple[Reader, Reader]) -> bool:
+    return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
+
+
 def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether both hold the same bytes, once the base is cast to the source's dtype; stops at the first difference.
 
@@ -196,13 +207,15 @@ def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
     return all(_same_bytes(ours[block], theirs[block]) or torch.equal(ours[block], theirs[block]) for block in blocks)
 
 
-def _same(name: str, readers: tuple[TensorReader, TensorReader]) -> bool:
+def _same(name: str, readers: tuple[Reader, Reader]) -> bool:
     """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
-    source, base = (reader.read(name) for reader in readers)
-    if equal(source, base):
+    if _equal_blocks(name, readers):
         return True
-    quantised = [steps for reader in readers if (steps := reader.steps(name)) is not None]
-    return len(quantised) == 1 and fp8.within(source, base, quantised[0])
+    quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
+    if len(quantised) != 1:
+        return False
+    source, base = (reader.read(name) for reader in readers)
+    return fp8.within(source, base, quantised[0])
 
 
 def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -231,7 +244,7 @@ def _require_carriable(
     headers: Mapping[str, TensorHeader],
     *,
     different: Sequence[str],
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
 ) -> None:
     stuck = [name for name in changed if not is_linear_weight(name, headers[name])]
     if not stuck:
@@ -247,9 +260,7 @@ def _require_carriable(
     )
 
 
-def shares(
-    names: Sequence[str], different: Sequence[str], *, readers: tuple[TensorReader, TensorReader]
-) -> dict[str, str]:
+def shares(names: Sequence[str], different: Sequence[str], *, readers: tuple[Reader, Reader]) -> dict[str, str]:
     """For a message: what share of the update each tensor holds, by squared norm over all that differ."""
     squares = {name: squared_difference(*(reader.read(name) for reader in readers)) for name in different}
     total = sum(square for square in squares.values() if math.isfinite(square))
@@ -271,14 +282,14 @@ def squared_difference(source: torch.Tensor, base: torch.Tensor) -> float:
     )
 
 
-def _left_out(name: str, readers: tuple[TensorReader, TensorReader]) -> LeftOut:
+def _left_out(name: str, readers: tuple[Reader, Reader]) -> LeftOut:
     square = squared_difference(*(reader.read(name) for reader in readers))
     if not math.isfinite(square):
         return LeftOut(name=name, reason="differs, and holds NaN or infinity")
     return LeftOut(name=name, reason="differs", norm=math.sqrt(square))
 
 
-def _carried(module: str, tensors: tuple[str, ...], *, readers: tuple[TensorReader, TensorReader]) -> Carried:
+def _carried(module: str, tensors: tuple[str, ...], *, readers: tuple[Reader, Reader]) -> Carried:
     square, parameters = 0.0, 0
     for name in tensors:
         source, base = (reader.read(name) for reader in readers)

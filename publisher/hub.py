@@ -6,6 +6,7 @@ publishing), unless a `Destination` names others; neither a token nor a header e
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented for use, though not in __all__
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+)
 
 from publisher.errors import (
     HubError,
@@ -43,6 +49,7 @@ from publisher.errors import (
     UnclearAnswerError,
 )
 
+_PARTIAL = 206
 _UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE = 401, 403, 409, 412
 _PASSING = frozenset({408, 429, *range(500, 600)})  # the same request may well succeed a little later
 _OIDC = "HF_OIDC_RESOURCE"
@@ -51,6 +58,8 @@ _CARD = "correct the manifest or the card's template, then: publish card --manif
 _WAITING = frozenset({"open", "draft"})
 _UNSENDABLE = "LocalProtocolError"  # of httpx, under either name
 _TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
+_PATIENCE = 5  # how often in a row a range may break without a byte of it having come
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a broken range is asked for again
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +193,54 @@ def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str
     with _explained(repo, revision):
         metadata = HfApi().parse_safetensors_file_metadata(repo, filename, revision=revision)
     return {name: (info.dtype, tuple(info.shape)) for name, info in metadata.tensors.items()}
+
+
+def stream(
+    repo: str, revision: str, *, filename: str, start: int, stop: int, at: Destination = THE_HUB
+) -> Iterator[bytes]:
+    """The file's bytes from `start` up to `stop`, in pieces as they arrive; nothing is stored.
+
+    A connection that breaks is taken up again at the byte where it broke; a Hub that answers 429 or 5xx is asked
+    again when it says, or after a while.
+
+    Raises:
+        MissingFileError: the repository has no such file.
+        UnclearAnswerError: it went on breaking.
+        HubError: it was refused, or the Hub does not send parts of files.
+    """
+    url = hf_hub_url(repo, filename, revision=revision, endpoint=at.endpoint)
+    with _explained(repo, revision, at=at):
+        fruitless = 0
+        while start < stop:
+            fruitless += 1
+            try:
+                for piece in _range(url, start, stop=stop, token=at.token):
+                    start += len(piece)
+                    fruitless = 0
+                    yield piece
+            except Exception as error:
+                if fruitless > _PATIENCE or not _on_the_way(error):
+                    raise
+            if fruitless > _PATIENCE:
+                raise TimeoutError
+            if start < stop:
+                time.sleep(min(_FIRST_WAIT * 2**fruitless, _LONGEST_WAIT))
+
+
+def _range(url: str, start: int, *, stop: int, token: str | None) -> Iterator[bytes]:
+    """One answer to one request."""
+    headers = build_hf_headers(token=token) | {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    # the client's own repetition would not know where the last answer broke
+    with http_stream_backoff("GET", url, headers=headers, timeout=timeout, retry_on_exceptions=()) as response:
+        hf_raise_for_status(response)
+        place = response.headers.get("Content-Range", "")
+        if response.status_code != _PARTIAL or not place.startswith(f"bytes {start}-"):
+            raise HubError(
+                f"{url} was asked for bytes {start}-{stop - 1} and answered with {place or 'the whole file'}",
+                next_step="run the same command without --stream",
+            )
+        yield from response.iter_bytes()
 
 
 def is_public(repo: str, revision: str) -> bool:
@@ -362,10 +419,15 @@ def _failure(error: Exception, repo: str, *, at: Destination) -> HubError | None
     if isinstance(error, ValueError) and str(error).startswith("Invalid metadata in README.md"):
         complaints = " ".join(str(error).split("\n")[1:])
         return HubError(f"{at.label} does not accept the metadata of README.md: {complaints}", next_step=_CARD)
-    on_the_way = type(error).__module__.partition(".")[0] in _TRANSPORT
-    if on_the_way or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError | TimeoutError):
+    if _on_the_way(error) or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         return _unreachable(error, at)
     return None
+
+
+def _on_the_way(error: Exception) -> bool:
+    """Whether the connection failed, rather than the Hub's answer said so."""
+    transport = type(error).__module__.partition(".")[0] in _TRANSPORT
+    return transport or isinstance(error, ConnectionError | TimeoutError)
 
 
 def _refuses_exchange(error: Exception) -> bool:

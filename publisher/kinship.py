@@ -11,21 +11,19 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import torch
-
 from publisher.errors import ExtractionError, counted
 from publisher.records import ModuleExtraction
-from publisher.tensors import TensorReader
+from publisher.tensors import Reader
 
 UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
 NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds
 _SAMPLES = 5
-_BLOCK = 1 << 23  # elements looked at together
+_BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no more is read
 
 _NEXT = "correct base in the manifest to the model that the source was trained from"
 
 
-def require_kin(changed: Sequence[str], readers: tuple[TensorReader, TensorReader]) -> None:
+def require_kin(changed: Sequence[str], readers: tuple[Reader, Reader]) -> None:
     """The source's weights are the base's with something added, by a few of those that changed.
 
     Args:
@@ -36,7 +34,7 @@ def require_kin(changed: Sequence[str], readers: tuple[TensorReader, TensorReade
         ExtractionError: most of them have nothing in common.
     """
     step = max(1, len(changed) // _SAMPLES)
-    cosines = [_cosine(*(reader.read(name) for reader in readers)) for name in changed[::step][:_SAMPLES]]
+    cosines = [_cosine(name, readers) for name in changed[::step][:_SAMPLES]]
     told = [cosine for cosine in cosines if math.isfinite(cosine)]
     if told and statistics.median(told) < UNRELATED:
         raise ExtractionError(
@@ -47,15 +45,11 @@ def require_kin(changed: Sequence[str], readers: tuple[TensorReader, TensorReade
         )
 
 
-def _cosine(source: torch.Tensor, base: torch.Tensor) -> float:
-    """Of the two as vectors; not finite where one is zero or holds NaN, which others judge."""
-    ours, theirs = source.reshape(-1), base.reshape(-1)
-    product = squares = other = 0.0
-    for start in range(0, ours.numel(), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        f, w = ours[block].float(), theirs[block].float()
-        product, squares, other = product + float(f @ w), squares + float(f @ f), other + float(w @ w)
-    return product / math.sqrt(squares * other) if squares * other > 0 else math.nan
+def _cosine(name: str, readers: tuple[Reader, Reader]) -> float:
+    """Of the beginnings of both as vectors; not finite where one is zero or holds NaN, which others judge."""
+    f, w = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
+    lengths = float(f.norm()) * float(w.norm())
+    return float(f @ w) / lengths if lengths > 0 else math.nan
 
 
 def require_low_rank(modules: Sequence[ModuleExtraction], *, found: bool) -> None:

@@ -85,10 +85,14 @@ class Checkpoint(Record):
 
 
 class Snapshot(Record):
-    """A checkpoint on this machine. Never part of an artefact: it knows a local folder."""
+    """A checkpoint as this machine has it. Never part of an artefact: it knows a local folder.
+
+    `streamed`: only config.json and the index are in the folder; the weights stay on the Hub and are read there.
+    """
 
     checkpoint: Checkpoint
     folder: Path
+    streamed: bool = False
 
 
 # --- extract ------------------------------------------------------------------------------------------------
@@ -431,6 +435,20 @@ class VariantOutcome(Record):
     validation: Validation | None
 
 
+class Signing(Record):
+    """The signature in the staged tree.
+
+    Attributes:
+        result: whether an earlier signature still held, one was made, or there is none.
+        signer: who the manifest says must sign.
+        why: why there is none.
+    """
+
+    result: Literal["kept", "signed", "missing"]
+    signer: str
+    why: str | None
+
+
 class Outcome(Record):
     """What a run did; the document that `--json` prints."""
 
@@ -439,6 +457,7 @@ class Outcome(Record):
     stages: tuple[str, ...]
     variants: tuple[VariantOutcome, ...]
     card_changed: bool | None
+    signature: Signing | None
     plan: CommitPlan | None
     push: PushOutcome | None
 

@@ -18,7 +18,7 @@ from publisher.errors import ExtractionError, counted, listed
 from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import Carried
-from publisher.tensors import TensorHeader, TensorReader, read_config
+from publisher.tensors import Reader, TensorHeader, read_config
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
@@ -46,7 +46,7 @@ def compared(
     variant: Variant,
     *,
     headers: tuple[Mapping[str, TensorHeader], Mapping[str, TensorHeader]],
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     base: Path,
     progress: Progress,
 ) -> Comparison:
@@ -72,7 +72,7 @@ def judged(
     model_class: str,
     *,
     headers: Mapping[str, TensorHeader],
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     base: Path,
 ) -> Comparison:
     """The comparison with what the class adds to it, where there is reason to ask.

@@ -8,9 +8,9 @@ with one clear error. Headers are read without torch; tensors are memory-mapped,
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
-FP8 = "F8_E4M3"
-SCALES = "_scale_inv"  # after the name of an FP8 weight
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -30,10 +28,11 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scales of an FP8 weight: one for each block of (rows, columns), in a tensor of their own."""
+    """Of a weight in FP8: its own header, and the tensor with one scale for each block of (rows, columns)."""
 
+    weight: "TensorHeader"
     name: str
-    file: Path
+    header: "TensorHeader"
     block: tuple[int, int]
 
 
@@ -41,13 +40,25 @@ class Scale:
 class TensorHeader:
     """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
 
-    Of a weight in FP8 with block scales, `dtype` is the one it is read in, BF16.
+    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest. `scale` is set of
+    a weight in FP8 that is read dequantised (`dequantised`).
     """
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
-    scale: Scale | None = None
+    sha256: str | None = None
+    scale: Scale | None = field(default=None, kw_only=True)
+
+
+class Reader(Protocol):
+    """Reads tensors of one checkpoint by name, on the CPU and in their stored dtype, wherever they are."""
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor."""
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
@@ -103,8 +114,6 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
 
-    The block scales of FP8 weights are no tensors of their own: those weights are read dequantised.
-
     Raises:
         FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
     """
@@ -116,56 +125,22 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="the model's weights",
             next_step="download or save the checkpoint again",
         )
-    return dict(sorted(_dequantised(headers, folder).items()))
-
-
-def _dequantised(headers: dict[str, TensorHeader], folder: Path) -> dict[str, TensorHeader]:
-    scales = {f"{name}{SCALES}": name for name, header in headers.items() if header.dtype == FP8}
-    scales = {scale: name for scale, name in scales.items() if scale in headers}
-    if not scales:
-        return headers
-    block = _weight_block(folder)
-    wrong = [
-        f"{scale} of {headers[scale].shape} for {headers[name].shape}"
-        for scale, name in scales.items()
-        if headers[scale].shape != _grid(headers[name].shape, block)
-    ]
-    if wrong:
-        raise FetchError(
-            f"{folder}: scales that do not fit blocks of {block[0]}x{block[1]}: {', '.join(wrong[:3])}",
-            expected="one scale per block, as quantization_config.weight_block_size in config.json says",
-            next_step="download or save the checkpoint again",
-        )
-    scaled = {
-        name: replace(headers[name], dtype="BF16", scale=Scale(scale, headers[scale].file, block))
-        for scale, name in scales.items()
-    }
-    return {name: header for name, header in headers.items() if name not in scales} | scaled
-
-
-def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    """Shape of the scales of a weight of this shape; blocks at the edges may be smaller."""
-    rows, columns = (-(-size // edge) for size, edge in zip(shape[-2:], block, strict=True))
-    return (*shape[:-2], rows, columns)
-
-
-def _weight_block(folder: Path) -> tuple[int, int]:
-    quantisation = read_config(folder).get("quantization_config")
-    block = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
-    match block:
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
-            return rows, columns
-    raise FetchError(
-        f"{folder / CONFIG} does not say how large the blocks of its FP8 weights are",
-        expected='"quantization_config": {"weight_block_size": [128, 128], ...}',
-        next_step="download the checkpoint's own config.json",
-    )
+    return dict(sorted(headers.items()))
 
 
 def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
     index = folder / INDEX
     shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
-    headers = {name: header for shard in shards.values() for name, header in shard.items()}
+    require_held(index, shards)
+    return {name: header for shard in shards.values() for name, header in shard.items()}
+
+
+def require_held(index: Path, shards: Mapping[str, Collection[str]]) -> None:
+    """Each tensor that the index names is in the shard it gives; `shards` has each one's tensors.
+
+    Raises:
+        FetchError: where one is not.
+    """
     lost = sorted(name for name, shard in _weight_map(index).items() if name not in shards[shard])
     if lost:
         raise FetchError(
@@ -173,7 +148,6 @@ def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="each tensor in the shard the index gives",
             next_step="download or save the checkpoint again",
         )
-    return headers
 
 
 def _shard(index: Path, name: str) -> Path:
@@ -265,27 +239,19 @@ class TensorReader:
         self._stack.close()
 
     def read(self, name: str) -> "torch.Tensor":
-        """The tensor on the CPU, in its stored dtype; a weight in FP8 with scales dequantised, in bfloat16."""
-        header = self._headers[name]
-        tensor = self._stored(name, header.file)
-        if header.scale is None:
-            return tensor
-        from publisher import fp8
-
-        return fp8.dequantise(tensor, self._stored(header.scale.name, header.scale.file), header.scale.block)
-
-    def steps(self, name: str) -> "torch.Tensor | None":
-        """Distance of an FP8 weight's stored values at each element, float32; None for any other tensor."""
-        header = self._headers[name]
-        if header.scale is None:
-            return None
-        from publisher import fp8
-
-        scale = self._stored(header.scale.name, header.scale.file)
-        return fp8.steps_of(self._stored(name, header.file), scale, header.scale.block)
-
-    def _stored(self, name: str, file: Path) -> "torch.Tensor":
+        """The tensor on the CPU, in its stored dtype."""
+        file = self._headers[name].file
         if file not in self._files:
             self._files[file] = self._stack.enter_context(_opened(file, framework="pt"))
         tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, block by block."""
+        return in_blocks(self.read(name), elements)
+
+
+def in_blocks(tensor: "torch.Tensor", elements: int) -> "Iterator[torch.Tensor]":
+    """The tensor flat, in blocks of so many elements, the last one shorter."""
+    flat = tensor.reshape(-1)
+    return (flat[start : start + elements] for start in range(0, flat.numel(), elements))

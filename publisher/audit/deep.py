@@ -28,7 +28,7 @@ from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.structure import compared
 from publisher.summary import differences, summarise
-from publisher.tensors import TensorReader, read_headers
+from publisher.weights import headers_of, reader_of
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 
@@ -132,8 +132,8 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    headers = read_headers(case.source.folder), read_headers(case.base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+    headers = headers_of(case.source), headers_of(case.base)
+    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
         sides = sources, bases
         folder, progress = case.base.folder, case.bench.progress
         return compared(case.variant, headers=headers, readers=sides, base=folder, progress=progress)
@@ -144,8 +144,8 @@ def extracted_again(case: _Case) -> str:
     _require_modules(case)
     problems: list[str] = []
     modules, device = case.extraction.modules, case.bench.device
-    headers = read_headers(case.source.folder), read_headers(case.base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+    headers = headers_of(case.source), headers_of(case.base)
+    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
         for index, module in enumerate(modules):
             case.bench.progress(f"extracting {module.name}", index, len(modules))
             name = f"{module.name}.weight"
@@ -187,7 +187,7 @@ def residuals(case: _Case) -> str:
 def _require_modules(case: _Case) -> None:
     """The arithmetic needs every module in both checkpoints, in its shape."""
     for snapshot in (case.source, case.base):
-        headers = read_headers(snapshot.folder)
+        headers = headers_of(snapshot)
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
             if header is None or header.shape != module.shape:
@@ -196,7 +196,7 @@ def _require_modules(case: _Case) -> None:
 
 def function(case: _Case) -> str:
     """The logits of base + adapter are the source's rather than the base's."""
-    if obstacle := function_obstacle(read_headers(case.source.folder)):
+    if obstacle := function_obstacle(headers_of(case.source)):
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():

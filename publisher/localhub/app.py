@@ -60,13 +60,14 @@ def application(context: Context) -> ASGIApp:
 
 
 class Journal:
-    """Routes on the path as it was sent, and notes method, path and status of each request.
+    """Routes on the path as it was sent, notes method, path and status of each request, and counts what it sends.
 
     Neither headers, queries nor bodies are noted: they are where tokens travel.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.lines: list[str] = []
+        self.bytes_sent = 0
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +80,7 @@ class Journal:
             if not answered:  # before the client can know of the answer, so that a test finds the note
                 self._note(scope, str(message["status"]))
                 answered = True
+            self.bytes_sent += len(message.get("body", b""))
             await send(message)
 
         try:

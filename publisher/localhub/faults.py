@@ -1,7 +1,8 @@
 """Faults on demand, so that tests can see what a client does when the Hub misbehaves.
 
 A fault waits for requests that match it, and spoils the next ones: with a status, with a cut connection, or with a
-delay alone; before the request takes effect, or after it has, so that only the answer is lost.
+delay alone; before the request takes effect, or after it has, so that only the answer is lost; or in the middle of
+the answer.
 """
 
 import asyncio
@@ -12,14 +13,16 @@ from dataclasses import dataclass, field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_ARRIVAL = 0.05  # seconds for what was sent to arrive: closing the connection at once would take it back
+
 
 @dataclass(slots=True)
 class Fault:
     """What goes wrong with the next `times` requests of this method whose path matches `path`, a regular expression.
 
-    `status` is answered in place of the real answer; `cut` closes the connection without one; with neither the real
-    answer comes, late. With `after_effect` the request is carried out first. `delay` is in seconds, `retry_after`
-    fills that header.
+    `status` is answered in place of the real answer; `cut` closes the connection without one, `cut_after` after so
+    many bytes of the real one's body; with none of them the real answer comes, late. With `after_effect` the request
+    is carried out first. `delay` is in seconds, `retry_after` fills that header.
     """
 
     method: str
@@ -29,6 +32,7 @@ class Fault:
     after_effect: bool = False
     delay: float = 0.0
     retry_after: int | None = None
+    cut_after: int | None = field(default=None, kw_only=True)
     times: int = field(default=1, kw_only=True)
 
     def hits(self, scope: Scope) -> bool:
@@ -73,8 +77,29 @@ class Faults:
         elif fault.status is not None:
             await _drain(receive, unless=fault.after_effect)
             await _answer(fault)(scope, receive, send)
+        elif fault.cut_after is not None:
+            await self._app(scope, receive, self._until(fault.cut_after, scope, send=send))
         else:
             await self._app(scope, receive, send)
+
+    def _until(self, byte: int, scope: Scope, *, send: Send) -> Send:
+        """Send an answer up to this byte of its body, and close the connection there."""
+        left = byte
+
+        async def sending(message: Message) -> None:
+            nonlocal left
+            body = message.get("body", b"")
+            if len(body) <= left:
+                left -= len(body)
+                await send(message)
+            elif left >= 0:
+                await send({**message, "body": body[:left], "more_body": True})
+                left = -1  # the application goes on; nothing more of it is sent
+                await asyncio.sleep(_ARRIVAL)
+                self._cut(scope)
+                await asyncio.sleep(0)
+
+        return sending
 
 
 async def _drain(receive: Receive, *, unless: bool) -> None:

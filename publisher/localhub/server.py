@@ -84,6 +84,11 @@ class LocalHub:
         return tuple(self._journal.lines)
 
     @property
+    def bytes_sent(self) -> int:
+        """Bytes in the bodies of all answers so far."""
+        return self._journal.bytes_sent
+
+    @property
     def github(self) -> Issuer:
         """The stand-in for GitHub Actions, which gives CI jobs their ID tokens."""
         return self._context.issuer
@@ -139,10 +144,10 @@ def serve(root: Path, port: int = 0) -> None:
     """
     tokens = {_kept(root / f"{role.value}.token", _new_token()): role for role in (Role.WRITE, Role.READ)}
     hub = LocalHub(root, tokens, port=port)
-    click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
-    for line in environment_lines(hub.endpoint, root):
-        click.echo(line)
     with suppress(KeyboardInterrupt):
+        click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
+        for line in environment_lines(hub.endpoint, root):
+            click.echo(line)
         hub.run()
 
 

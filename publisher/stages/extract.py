@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher import fp8, lora, provenance
+from publisher import dequantised, fp8, lora, provenance
 from publisher.adapter import Factors, adapter_config, carried_keys, padded, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, ranges
@@ -36,12 +36,14 @@ from publisher.records import (
 )
 from publisher.structure import compared
 from publisher.summary import summarise
-from publisher.tensors import TensorReader, read_headers
+from publisher.tensors import Reader
+from publisher.weights import headers_of, reader_of
 
 CODE = (
     "adapter.py",
     "carried.py",
     "comparison.py",
+    "dequantised.py",
     "files.py",
     "fp8.py",
     "kinship.py",
@@ -50,6 +52,7 @@ CODE = (
     "structure.py",
     "summary.py",
     "tensors.py",
+    "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -80,8 +83,8 @@ def extract(
     Raises:
         ExtractionError: naming every tensor or expectation that stands in the way.
     """
-    headers = read_headers(source.folder), read_headers(base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+    headers = headers_of(source), headers_of(base)
+    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
         seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         require_kin(seen.changed, (sources, bases))
@@ -188,7 +191,7 @@ def _module(
     name: str,
     settings: AdapterSettings,
     *,
-    readers: tuple[TensorReader, TensorReader],
+    readers: tuple[Reader, Reader],
     device: torch.device,
     kept: Path,
 ) -> Factors:
@@ -206,11 +209,9 @@ def _module(
     return module
 
 
-def quantisation_steps(
-    name: str, readers: tuple[TensorReader, TensorReader], *, device: torch.device
-) -> torch.Tensor | None:
+def quantisation_steps(name: str, readers: tuple[Reader, Reader], *, device: torch.device) -> torch.Tensor | None:
     """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
-    steps = fp8.combined(reader.steps(name) for reader in readers)
+    steps = fp8.combined(dequantised.steps(name, reader) for reader in readers)
     return None if steps is None else steps.to(device)
 
 

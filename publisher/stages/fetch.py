@@ -1,7 +1,8 @@
 """Fetch: a reference of the manifest becomes a checkpoint on this machine, every file of it named by its digest.
 
 Only config.json, the weights and their index are taken: the rest of a repository has no part in an adapter. A
-local folder is used where it is. Shards that are missing or cut short are refused here, before any long work.
+local folder is used where it is. To stream, the weights are left on the Hub, and their digests are those that it
+lists. Shards that are missing or cut short are refused here, before any long work.
 """
 
 from pathlib import Path
@@ -12,7 +13,17 @@ from publisher.files import digest_of, sha256_of
 from publisher.manifest import Reference
 from publisher.progress import Progress
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
-from publisher.tensors import CONFIG, INDEX, SINGLE, checkpoint_files, read_headers, weight_entry
+from publisher.tensors import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    checkpoint_files,
+    read_config,
+    read_headers,
+    shards_of,
+    weight_entry,
+)
+from publisher.weights import headers_of
 
 _SHA256_DIGITS = 64
 
@@ -31,18 +42,21 @@ class _DigestMemo(Record):
     known: dict[str, _Known]
 
 
-def fetch(reference: Reference, *, memo: Path, progress: Progress) -> Snapshot:
-    """The checkpoint on disk, whole.
+def fetch(reference: Reference, *, memo: Path, progress: Progress, stream: bool = False) -> Snapshot:
+    """The checkpoint, whole: on disk, or on the Hub to be streamed.
 
     Args:
         reference: a local folder, or a repository at a full commit id.
         memo: a JSON file that remembers digests between runs, so that an unchanged file is hashed once.
         progress: told what is being downloaded or hashed.
+        stream: leave the weights of a repository on the Hub.
 
     Raises:
         FetchError: missing, damaged or pickled weights.
         HubError: the Hub cannot be reached, or refuses.
     """
+    if stream and reference.path is None:
+        return _streamed(reference, progress)
     folder = Path(reference.path) if reference.path is not None else _download(reference, progress)
     read_headers(folder)
     files = _digests(folder, memo=memo, progress=progress)
@@ -74,6 +88,44 @@ def _download_entry(repo: str, revision: str) -> None:
         return
     names = [file.path for file in hub.list_files(repo, revision)]
     weight_entry(names, where=f"{repo}@{revision[:8]}")  # says what is there instead
+
+
+def _streamed(reference: Reference, progress: Progress) -> Snapshot:
+    """Config and index are downloaded and hashed; of the weights the Hub's listing has size and digest."""
+    repo, revision = reference.repo or "", reference.revision or ""
+    progress(f"listing {repo}@{revision[:8]}")
+    listed = {file.path: file for file in hub.list_files(repo, revision)}
+    entry = weight_entry(listed, where=f"{repo}@{revision[:8]}")
+    small = [hub.download(repo, revision, filename=name) for name in (CONFIG, INDEX) if name in {CONFIG, entry}]
+    folder = small[0].parent
+    read_config(folder)
+    shards = shards_of(folder / INDEX) if entry == INDEX else (SINGLE,)
+    weights = [_listed(listed.get(name), name, where=f"{repo}@{revision[:8]}") for name in shards]
+    files = sorted([*map(_digest, small), *weights], key=lambda file: file.name)
+    checkpoint = _hub_checkpoint(reference, tuple(files), folder)
+    snapshot = Snapshot(checkpoint=checkpoint, folder=folder, streamed=True)
+    headers_of(snapshot)
+    return snapshot
+
+
+def _listed(file: hub.RemoteFile | None, name: str, *, where: str) -> FileDigest:
+    if file is None:
+        raise FetchError(
+            f"{INDEX} of {where} names the shard {name}, which is missing",
+            expected="every shard beside its index",
+            next_step="name a commit that is whole",
+        )
+    if file.sha256 is None:
+        raise FetchError(
+            f"{name} of {where} is kept in git itself, so the Hub knows no SHA-256 of it",
+            expected="weights in LFS or Xet",
+            next_step="run the same command without --stream",
+        )
+    return FileDigest(name=name, size=file.size, sha256=file.sha256)
+
+
+def _digest(file: Path) -> FileDigest:
+    return FileDigest(name=file.name, size=file.stat().st_size, sha256=sha256_of(file))
 
 
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:

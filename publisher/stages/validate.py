@@ -28,12 +28,14 @@ from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
 from publisher.summary import summary_problems
-from publisher.tensors import TensorHeader, TensorReader, read_headers
+from publisher.tensors import TensorHeader
+from publisher.weights import headers_of, reader_of
 
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
 FUNCTION_LIMIT = 0.5  # of the way from the source's logits to the base's
 _SEQUENCES, _TOKENS = 2, 32
 _MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
+_STREAMED = "the weights are streamed, and the model is not on this machine"
 _AGAIN = "publish extract --manifest MANIFEST"
 
 
@@ -58,7 +60,7 @@ def validate(
         difference = require_numbers(
             extraction, source=source, base=base, staged=staged, device=device, progress=progress
         )
-        obstacle = function_obstacle(read_headers(source.folder))
+        obstacle = _STREAMED if source.streamed or base.streamed else function_obstacle(headers_of(source))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, source=source, base=base, staged=staged)
     _require_none(summary_problems(extraction), "the summary in extraction.json does not follow from its modules")
@@ -157,8 +159,8 @@ def require_numbers(
     """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
     largest, problems = 0.0, []
     with (
-        TensorReader(read_headers(source.folder)) as sources,
-        TensorReader(read_headers(base.folder)) as bases,
+        reader_of(source, headers_of(source)) as sources,
+        reader_of(base, headers_of(base)) as bases,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
     ):
         for index, module in enumerate(extraction.modules):

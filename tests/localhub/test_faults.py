@@ -110,3 +110,17 @@ def test_xet_uploads_survive_a_passing_fault(hub: LocalHub, api: HfApi, repo: st
     content = bytes(range(256)) * 400
     api.create_commit(repo, [CommitOperationAdd("weights.bin", content)], commit_message="weights")
     assert titles(hub, repo) == ["weights", "initial commit"]
+
+
+def test_an_answer_breaks_off_where_it_was_asked_to(hub: LocalHub, api: HfApi, repo: str) -> None:
+    content = bytes(range(256)) * 4
+    api.create_commit(repo, [CommitOperationAdd("weights.bin", content)], commit_message="weights")
+    hub.faults.add(Fault("GET", "^/lfs/", cut_after=300))
+    address, before = f"{hub.endpoint}/{repo}/resolve/main/weights.bin", hub.bytes_sent
+    with httpx2.stream("GET", address, follow_redirects=True) as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces) == content[:300]
+        with pytest.raises(httpx2.RemoteProtocolError):
+            next(pieces)
+    assert hub.bytes_sent == before + 300
+    assert httpx2.get(address, follow_redirects=True).content == content

@@ -1,16 +1,19 @@
 """What is told from two headers alone: names, shapes, dtypes, layers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from publisher.comparison import equal, is_linear_weight, layers_of, preflight, ranges
+from publisher.comparison import compare, equal, is_linear_weight, layers_of, preflight, ranges
 from publisher.errors import ExtractionError
-from publisher.tensors import TensorHeader
+from publisher.progress import silent
+from publisher.tensors import TensorHeader, TensorReader, file_headers
 
 Headers = Mapping[str, TensorHeader]
 
@@ -21,6 +24,21 @@ def header(*shape: int, dtype: str = "BF16") -> TensorHeader:
 
 def headers(*names: str) -> dict[str, TensorHeader]:
     return dict.fromkeys(names, header(4, 4))
+
+
+# --- what is read -------------------------------------------------------------------------------------------
+
+
+def test_tensors_in_files_of_one_digest_are_equal_without_being_read(tmp_path: Path) -> None:
+    pair = []
+    for number, side in enumerate(("source", "base")):
+        save_file({"b.weight": torch.full((4, 4), float(number))}, tmp_path / side)
+        absent = TensorHeader("F32", (4, 4), tmp_path / "absent", sha256="one digest")
+        own = replace(file_headers(tmp_path / side)["b.weight"], sha256=side)
+        pair.append({"a.weight": absent, "b.weight": own})
+    with TensorReader(pair[0]) as sources, TensorReader(pair[1]) as bases:
+        seen = compare(pair[0], pair[1], readers=(sources, bases), ignore=(), progress=silent)
+    assert (seen.changed, seen.equal) == (("b.weight",), 1)
 
 
 # --- which tensors match ------------------------------------------------------------------------------------

@@ -1,0 +1,254 @@
+"""The weights of a snapshot, wherever they are: in its folder, or on the Hub, read there by ranges and never stored.
+
+The stages ask here for headers and tensors and need not know which it is. Of a streamed snapshot only config.json
+and the index are files on this machine; of its tensors there are those in work, and the few small ones that came
+along with the last. A file of weights whose header does not describe its bytes exactly is refused.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
+from publisher import hub
+from publisher.dequantised import Dequantising, dequantised, stored
+from publisher.errors import FetchError
+from publisher.records import Checkpoint, FileDigest, Record, Snapshot
+from publisher.tensors import (
+    INDEX,
+    Reader,
+    TensorHeader,
+    TensorReader,
+    in_blocks,
+    read_config,
+    read_headers,
+    require_held,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS = ".safetensors"
+_AHEAD = 1 << 23  # bytes that small neighbours in a file may have together to come in one request
+_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+_DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}  # safetensors' names: torch's, and bytes per element
+
+
+def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    """Name, dtype, shape and the file's digest of every tensor, sorted by name; FP8 weights with scales dequantised.
+
+    Raises:
+        FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
+            weights that do not fit.
+        HubError: a streamed file cannot be read.
+    """
+    headers = _streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
+    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+
+
+def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
+    headers = read_headers(snapshot.folder)
+    return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
+
+
+@contextmanager
+def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
+    """What reads the snapshot's tensors; `headers` as from `headers_of`."""
+    files = stored(headers)
+    with nullcontext(StreamReader(snapshot, files)) if snapshot.streamed else TensorReader(files) as reader:
+        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
+
+
+# --- headers by ranges --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamedHeader(TensorHeader):
+    """A tensor on the Hub: also its place in the file, in bytes."""
+
+    start: int = 0
+    stop: int = 0
+
+
+class _Entry(Record):
+    """One tensor in the header of a safetensors file; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    data_offsets: tuple[int, int]
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of a tensor of this dtype and shape; None where the dtype is not known."""
+        return math.prod(self.shape) * _DTYPES[self.dtype][1] if self.dtype in _DTYPES else None
+
+
+_HEADER, _ENTRIES = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, _Entry])
+_Places = Mapping[str, tuple[_Entry, int]]  # with the header's end
+_known: dict[str, _Places] = {}  # by the file's digest: a file that both repositories have is asked for once
+
+
+def _streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    files = [file for file in snapshot.checkpoint.files if file.name.endswith(WEIGHTS)]
+    shards = {file.name: _file_headers(snapshot, file) for file in files}
+    if any(file.name == INDEX for file in snapshot.checkpoint.files):
+        require_held(snapshot.folder / INDEX, shards)
+    headers = {name: header for shard in shards.values() for name, header in shard.items()}
+    if not headers:
+        raise FetchError(
+            f"{snapshot.checkpoint.short} holds no tensor", expected="the model's weights", next_step="correct the pin"
+        )
+    return dict(sorted(headers.items()))
+
+
+def _file_headers(snapshot: Snapshot, file: FileDigest) -> dict[str, TensorHeader]:
+    if file.sha256 not in _known:
+        _known[file.sha256] = _places(snapshot, file)
+    return {
+        name: _StreamedHeader(
+            entry.dtype,
+            entry.shape,
+            snapshot.folder / file.name,
+            file.sha256,
+            *(end + offset for offset in entry.data_offsets),
+        )
+        for name, (entry, end) in _known[file.sha256].items()
+    }
+
+
+def _places(snapshot: Snapshot, file: FileDigest) -> _Places:
+    """The header of a remote file, read by two requests."""
+    start = _Range(snapshot.checkpoint, file.name, start=0, stop=min(8, file.size)).take(min(8, file.size))
+    length = int.from_bytes(start, "little")
+    end = 8 + length
+    if not 0 < length <= min(_LARGEST_HEADER, file.size - 8):
+        raise _damaged(snapshot, file, f"its header would be {length:,} bytes long")
+    try:
+        header = _HEADER.validate_json(bytes(_Range(snapshot.checkpoint, file.name, start=8, stop=end).take(length)))
+        entries = _ENTRIES.validate_python({name: entry for name, entry in header.items() if name != "__metadata__"})
+    except ValidationError as error:
+        raise _damaged(snapshot, file, f"its header is not one ({error.errors()[0]['msg']})") from None
+    _require_whole(snapshot, file, entries=entries, end=end)
+    return {name: (entry, end) for name, entry in entries.items()}
+
+
+def _require_whole(snapshot: Snapshot, file: FileDigest, *, entries: Mapping[str, _Entry], end: int) -> None:
+    """The tensors lie one after the other, each as long as its dtype and shape say, up to the end of the file."""
+    place = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        start, stop = entry.data_offsets
+        if start != place or stop - start != entry.size:
+            raise _damaged(snapshot, file, f"{name} ({entry.dtype} {entry.shape}) is said to be at {start}-{stop}")
+        place = stop
+    if end + place != file.size:
+        raise _damaged(snapshot, file, f"its tensors end at {end + place:,}")
+
+
+def _damaged(snapshot: Snapshot, file: FileDigest, why: str) -> FetchError:
+    return FetchError(
+        f"{file.name} of {snapshot.checkpoint.short} ({file.size:,} bytes) is not a whole safetensors file: {why}",
+        expected="a file as long as its header says",
+        next_step="name a commit whose weights are whole",
+    )
+
+
+# --- tensors by ranges --------------------------------------------------------------------------------------
+
+
+class StreamReader:
+    """Reads tensors of a streamed snapshot by name; small neighbours in a file come in one request, ahead of time."""
+
+    def __init__(self, snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> None:
+        """`headers` as from `headers_of`."""
+        self._snapshot = snapshot
+        self._headers = {name: header for name, header in headers.items() if isinstance(header, _StreamedHeader)}
+        order = sorted(self._headers.items(), key=lambda item: (item[1].file, item[1].start, item[1].stop))
+        self._next = {name: after for (name, one), (after, other) in pairwise(order) if one.file == other.file}
+        self._ahead: dict[str, torch.Tensor] = {}
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor, in its stored dtype."""
+        tensor = self._ahead.pop(name, None)
+        if tensor is None:
+            fetched = self._fetched(self._run(name))
+            tensor, self._ahead = fetched.pop(name), fetched
+        return tensor
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, block by block as it arrives; whoever stops early leaves the rest unread."""
+        header = self._headers[name]
+        if header.stop - header.start <= _AHEAD:
+            yield from in_blocks(self.read(name), elements)
+            return
+        width, total = _DTYPES[header.dtype][1], header.stop - header.start
+        arriving = self._range(header, header)
+        for start in range(0, total, elements * width):
+            block = arriving.take(min(elements * width, total - start))
+            yield _tensor(block, header.dtype, shape=(len(block) // width,))
+
+    def _run(self, name: str) -> list[str]:
+        """This tensor, and those after it in its file that fit into the same request."""
+        run, first = [name], self._headers[name]
+        while (after := self._next.get(run[-1])) and self._headers[after].stop - first.start <= _AHEAD:
+            run.append(after)
+        return run
+
+    def _fetched(self, run: Sequence[str]) -> "dict[str, torch.Tensor]":
+        headers = {name: self._headers[name] for name in run}
+        arriving = self._range(headers[run[0]], headers[run[-1]])
+        return {
+            name: _tensor(arriving.take(header.stop - header.start), header.dtype, shape=header.shape)
+            for name, header in headers.items()
+        }
+
+    def _range(self, first: _StreamedHeader, last: _StreamedHeader) -> "_Range":
+        return _Range(self._snapshot.checkpoint, first.file.name, start=first.start, stop=last.stop)
+
+
+class _Range:
+    """Part of a remote file, from front to back; asked for when something is taken from it."""
+
+    def __init__(self, checkpoint: Checkpoint, filename: str, *, start: int, stop: int) -> None:
+        self._pieces = hub.stream(checkpoint.name, checkpoint.revision, filename=filename, start=start, stop=stop)
+        self._rest = memoryview(b"")
+
+    def take(self, size: int) -> bytearray:
+        """The next bytes, in one buffer of their own."""
+        block, filled = bytearray(size), 0
+        while filled < size:
+            self._rest = self._rest or memoryview(next(self._pieces))
+            part = self._rest[: size - filled]
+            block[filled : filled + len(part)] = part
+            filled, self._rest = filled + len(part), self._rest[len(part) :]
+        return block
+
+
+def _tensor(content: bytearray, dtype: str, *, shape: tuple[int, ...]) -> "torch.Tensor":
+    """These bytes as a tensor, without a copy."""
+    import torch
+
+    kind = getattr(torch, _DTYPES[dtype][0])
+    return torch.frombuffer(content, dtype=kind).reshape(shape) if content else torch.empty(shape, dtype=kind)

@@ -1,0 +1,183 @@
+"""Every command that the README and docs/ show is run, as it is written there.
+
+Placeholders stand for the demo: M is a manifest, `owner/name` a published repository. A local Hub stands behind
+HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi, close_session
+
+import publisher
+from publisher.localhub import LocalHub
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PUBLISHED = "moondream/clef-lora"
+MANIFEST = """\
+version: 1
+repo: {repo}
+license: apache-2.0
+variants:
+  - path: /
+    label: Clef-flash in small
+    source:
+      repo: o/clef-flash
+      revision: {source}
+    base:
+      repo: o/clef-flash-base
+      revision: {base}
+    model_class: Qwen3_5ForConditionalGeneration
+    adapter: {{method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: FEATURE_EXTRACTION}}
+card:
+  template: lora_card.md.j2
+  title: clef-lora
+  summary: The adapter of a small pair, from a Hub on this machine.
+"""
+
+# what stands in for a placeholder, where a command is not run word for word
+STAND_INS = {
+    "M...": "manifests/demo.yaml manifests/clef.yaml",
+    "M": "manifests/demo.yaml",
+    "REPO[@REVISION]": f"{PUBLISHED}@v1.0",
+    "REPO": PUBLISHED,
+    "dist/NAME": "dist/demo",
+    "--source DIR_OR_REPO": "--source demo/clef-flash",
+    "--base DIR_OR_REPO": "--base o/clef-flash-base",
+}
+# these publish or read what only a manifest of Hub checkpoints has
+OF_THE_HUB = ("--tag", "--from-hub", "--pr")
+
+
+def documented() -> list[str]:
+    """The commands in code blocks, and those in backticks that are more than a name."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"^(?: {4}|\$ )\s*((?:publish|make) [^\n]*)", text, re.MULTILINE)
+        mentioned = re.findall(r"`(publish [^`]+ [^`]+)`", text.replace("\n", " "))
+        found |= dict.fromkeys(re.split(r"\s{2,}|\s+#", command)[0].strip() for command in shown + mentioned)
+    return list(found)
+
+
+COMMANDS = documented()
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with the demo's checkpoints and results, and the environment of a user's shell."""
+
+    folder: Path
+    environment: dict[str, str]
+    hub: LocalHub
+
+    def run(self, command: str) -> "subprocess.CompletedProcess[str]":
+        """One command line, as a user types it."""
+        shell = ["bash", "-c", command]
+        return subprocess.run(shell, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def world(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    for name in ("demo", "models", "manifests", "bin"):
+        (folder / name).mkdir()
+    for pair in (path for path in (demo_run / "demo").iterdir() if path.is_dir()):
+        (folder / "demo" / pair.name).symlink_to(pair)
+    (folder / "models" / "tuned").symlink_to(demo_run / "demo" / "clef-flash")
+    subprocess.run(["cp", "-r", demo_run / "dist", folder / "dist"], check=True)
+    script = folder / "bin" / "publish"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m publisher "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    with LocalHub(folder / "local-hub-data") as hub:
+        fill(hub, folder)
+        yield World(folder, environment(hub, folder), hub)
+        close_session()
+
+
+def fill(hub: LocalHub, folder: Path) -> None:
+    """Checkpoints, an empty repository to publish to, and the manifests that name them."""
+    api = HfApi(endpoint=hub.endpoint, token=hub.token)
+    for repo, pair in (
+        ("o/clef-flash", "clef-flash"),
+        ("o/clef-flash-base", "clef-flash-base"),
+        ("someone/base", "clef-flash-base"),
+    ):
+        files = [path for path in (folder / "demo" / pair).iterdir() if path.is_file()]
+        api.create_repo(repo)
+        api.create_commit(repo, [CommitOperationAdd(f.name, f) for f in files], commit_message="weights")
+    api.create_repo(PUBLISHED)
+    pins = {"source": hub.repository("o/clef-flash").head(), "base": hub.repository("o/clef-flash-base").head()}
+    (folder / "manifests" / "clef.yaml").write_text(MANIFEST.format(repo=PUBLISHED, **pins), encoding="utf-8")
+    (folder / "manifests" / "demo.yaml").write_bytes((ROOT / "manifests" / "demo.yaml").read_bytes())
+
+
+def environment(hub: LocalHub, folder: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(publisher.__file__).parents[1]),
+        "HOME": str(folder / "home"),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_TOKEN": hub.token,
+        "HF_HOME": str(folder / "home/hf"),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def released(world: World) -> World:
+    """The world in which manifests/clef.yaml was published as v1.0."""
+    done = world.run("publish --manifest manifests/clef.yaml --tag v1.0")
+    assert done.returncode == 0, done.stderr
+    return world
+
+
+def as_run(command: str) -> str:
+    """The command with its placeholders filled in."""
+    stand_ins = STAND_INS | ({"M": "manifests/clef.yaml"} if any(word in command for word in OF_THE_HUB) else {})
+    for placeholder, stand_in in stand_ins.items():
+        command = re.sub(rf"(?<!\S){re.escape(placeholder)}(?!\S)", stand_in, command)
+    return command.replace("owner/name", PUBLISHED)
+
+
+def publish_commands() -> list[str]:
+    """Each command line once, however often it is shown."""
+    shown = (command for command in COMMANDS if command.startswith("publish ") and "publish hub" not in command)
+    return list(dict.fromkeys(as_run(command) for command in shown))
+
+
+def test_the_pages_show_commands() -> None:
+    assert {"publish --manifest M --dry-run", "publish audit owner/name --deep", "make demo"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", publish_commands())
+def test_a_documented_command_does_what_it_says(released: World, command: str) -> None:
+    done = released.run(command)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("publish hub")])
+def test_a_documented_hub_starts_says_where_it_is_and_stops(world: World, command: str) -> None:
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], cwd=world.folder, env=world.environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("# local Hub")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make ")])
+def test_a_documented_target_is_in_the_makefile(command: str) -> None:
+    planned = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr

@@ -1,0 +1,384 @@
+"""`--stream`: the same bytes without storing the checkpoints, from a local Hub over HTTP, also where it misbehaves."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from huggingface_hub import CommitOperationAdd, HfApi, constants
+from safetensors.torch import load_file, save, save_file
+
+from publisher import comparison, hub, weights
+from publisher.cli import cli
+from publisher.errors import FetchError, HubError, UnclearAnswerError
+from publisher.localhub import Fault, LocalHub
+from publisher.manifest import Reference
+from publisher.pipeline import Run, run
+from publisher.progress import silent
+from publisher.records import Outcome, Snapshot
+from publisher.stages.fetch import fetch
+from publisher.weights import headers_of, reader_of
+
+TUNED_LAYERS = ("layers.1.", "layers.2.")
+LARGEST_PAIR = 2 * 2 * 128 * 256  # bytes of the largest linear, bf16, in source and base
+MANIFEST = """\
+version: 1
+repo: o/stream-lora
+license: mit
+variants:
+  - path: /
+    label: Stream in small
+    source: {source}
+    base: {base}
+    model_class: LlamaForCausalLM
+    adapter: {{method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}}
+card: {{template: lora_card.md.j2, title: Stream, summary: A test.}}
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`source` and `base`, a Llama of three layers in shards, of which the first layer's are equal."""
+    folder = tmp_path_factory.mktemp("pair")
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    model.save_pretrained(folder / "base", max_shard_size="200KB")
+    model.load_state_dict({name: _tuned(name, weight) for name, weight in model.state_dict().items()})
+    model.save_pretrained(folder / "source", max_shard_size="200KB")
+    return folder
+
+
+def _tuned(name: str, weight: torch.Tensor) -> torch.Tensor:
+    if not name.endswith("proj.weight") or not any(layer in name for layer in TUNED_LAYERS):
+        return weight
+    rows, columns = weight.shape
+    return (weight.float() + 0.02 * torch.randn(rows, 4) @ torch.randn(4, columns)).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, pair: Path) -> Iterator[LocalHub]:
+    """A local Hub that holds the pair."""
+    folder = tmp_path_factory.mktemp("hub")
+    with LocalHub(folder / "data") as running, pytest.MonkeyPatch.context() as patch:
+        address = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "ENDPOINT", running.endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        patch.setenv("HF_TOKEN", running.token)
+        for side in ("source", "base"):
+            upload(f"o/{side}", pair / side)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder and an empty cache; small blocks, so that small tensors arrive as large ones do."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "_AHEAD", 40_000)
+    monkeypatch.setattr(weights, "_known", {})
+    monkeypatch.setattr(comparison, "_BLOCK", 5_000)
+    monkeypatch.setattr(hub, "_FIRST_WAIT", 0.01)
+
+
+def upload(repo: str, folder: Path) -> str:
+    HfApi().create_repo(repo, exist_ok=True)
+    return HfApi().upload_folder(repo_id=repo, folder_path=folder).oid
+
+
+def pinned(repo: str) -> str:
+    return f"{{repo: {repo}, revision: {HfApi().model_info(repo).sha}}}"
+
+
+def published(dist: str, *, source: str = "", base: str = "", last: str = "extract", stream: bool = False) -> Outcome:
+    Path("m.yaml").write_text(MANIFEST.format(source=source or pinned("o/source"), base=base or pinned("o/base")))
+    return run(Run(Path("m.yaml"), Path(dist), device="cpu", last=last, stream=stream), silent)
+
+
+def staged(dist: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(dist, "m").iterdir()}
+
+
+def stored_in(folder: Path) -> int:
+    """Bytes of all files; the cache's links count what they lead to once, as its blobs."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
+def snapshot_of(repo: str) -> Snapshot:
+    reference = Reference(repo=repo, revision=HfApi().model_info(repo).sha)
+    return fetch(reference, memo=Path("digests.json"), progress=silent, stream=True)
+
+
+# --- what a run gives ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("served")
+def test_a_streamed_run_gives_the_bytes_of_a_stored_one_and_is_validated() -> None:
+    (variant,) = published("streamed", last="card", stream=True).variants
+    published("stored", last="card")
+    assert staged("streamed") == staged("stored")
+    assert variant.validation is not None
+    assert variant.validation.modules == 14
+    assert variant.validation.function is None
+    assert variant.validation.function_skipped == "the weights are streamed, and the model is not on this machine"
+
+
+@pytest.mark.usefixtures("served")
+def test_at_no_moment_is_as_much_stored_as_one_pair_of_tensors(tmp_path: Path) -> None:
+    peaks = []
+
+    def measuring(what: str, done: int = 0, total: int = 0) -> None:  # noqa: ARG001 - called before each tensor
+        results = [Path("dist/m"), *Path("dist/m.work").rglob("modules-*")]
+        peaks.append(stored_in(tmp_path) - sum(map(stored_in, results)))
+
+    Path("m.yaml").write_text(MANIFEST.format(source=pinned("o/source"), base=pinned("o/base")))
+    run(Run(Path("m.yaml"), Path("dist"), device="cpu", last="validate", stream=True), measuring)
+    assert len(peaks) > 30
+    assert max(peaks) < LARGEST_PAIR / 4
+
+
+def test_files_that_both_repositories_have_are_asked_for_their_header_once_and_for_nothing_else(
+    served: LocalHub, pair: Path
+) -> None:
+    before = len(served.requests)
+    published("dist", stream=True)
+    asked = [request.split()[1] for request in served.requests[before:]]
+    source, base = (digests(pair / side) for side in ("source", "base"))
+    shared = set(source.values()) & set(base.values())
+    assert shared
+    assert {asked.count(f"/lfs/{digest}") for digest in shared} == {2}  # its length, and the header itself
+    assert min(asked.count(f"/lfs/{digest}") for digest in {*source.values(), *base.values()} - shared) > 2
+
+
+def digests(folder: Path) -> Mapping[str, str]:
+    files = hub.list_files(f"o/{folder.name}", "main")
+    return {file.path: file.sha256 for file in files if file.sha256 and file.path.endswith(".safetensors")}
+
+
+def test_a_streamed_run_after_a_stored_one_reuses_its_results(served: LocalHub) -> None:
+    published("dist", last="validate")
+    before = served.bytes_sent
+    (variant,) = published("dist", last="validate", stream=True).variants
+    assert variant.reused == ("extract", "validate")
+    assert served.bytes_sent - before < LARGEST_PAIR / 2  # listings and headers
+
+
+@pytest.mark.usefixtures("served")
+def test_a_local_folder_and_a_repository_go_together(pair: Path) -> None:
+    Path("base").symlink_to(pair / "base")
+    published("stored", base="{path: base}")
+    assert stored_in(Path("cache")) > LARGEST_PAIR
+    shutil.rmtree("cache")
+    for command in (["--until", "extract"], ["extract"], ["validate"]):
+        arguments = [*command, "--stream", "--device", "cpu", "--dist", "streamed", "--manifest", "m.yaml"]
+        assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    assert staged("streamed") == staged("stored")
+    assert stored_in(Path("cache")) < LARGEST_PAIR / 4
+
+
+# --- a Hub that misbehaves ----------------------------------------------------------------------------------
+
+
+def test_cut_connections_and_refusals_for_the_moment_change_nothing(served: LocalHub) -> None:
+    published("undisturbed", stream=True)
+    faults = [Fault("GET", "^/lfs/", cut_after=byte, times=2) for byte in (0, 1, 3, 1000, 20_000)]
+    faults += [Fault("GET", "^/lfs/", cut=True, times=3), Fault("GET", "/resolve/.*safetensors$", cut=True)]
+    faults += [Fault("GET", "^/lfs/", status=503), Fault("GET", "^/lfs/", status=429, retry_after=0)]
+    for fault in faults:
+        served.faults.add(fault)
+    shutil.rmtree("cache")
+    weights._known.clear()
+    published("disturbed", stream=True)
+    assert [fault.times for fault in faults] == [0] * len(faults)
+    assert staged("disturbed") == staged("undisturbed")
+
+
+def test_a_range_is_taken_up_at_the_byte_where_it_broke(served: LocalHub, pair: Path) -> None:
+    name = next(iter(digests(pair / "base")))
+    content = (pair / "base" / name).read_bytes()
+    revision = HfApi().model_info("o/base").sha or ""
+    for byte in (1, 10_000, 50_000):
+        served.faults.add(Fault("GET", "^/lfs/", cut_after=byte))
+    before = served.bytes_sent
+    found = b"".join(hub.stream("o/base", revision, filename=name, start=7, stop=len(content) - 5))
+    assert found == content[7:-5]
+    assert served.bytes_sent - before == len(found)
+
+
+def test_a_hub_that_goes_on_breaking_is_given_up_with_what_was_done_kept(served: LocalHub) -> None:
+    changed = "model.layers.2"
+    fault = Fault("GET", "^/lfs/", cut=True, times=0)
+
+    def until_late(what: str, done: int = 0, total: int = 0) -> None:  # noqa: ARG001 - a Progress
+        if what.startswith(f"extracting {changed}") and not fault.times:
+            fault.times = 1000
+            served.faults.add(fault)
+
+    Path("m.yaml").write_text(MANIFEST.format(source=pinned("o/source"), base=pinned("o/base")))
+    options = Run(Path("m.yaml"), Path("dist"), device="cpu", last="extract", stream=True)
+    with pytest.raises(UnclearAnswerError, match="cannot be reached"):
+        run(options, until_late)
+    served.faults.clear()
+    assert len(list(Path("dist").rglob("modules-*/model.layers.1.*.json"))) == 7
+    kept = {file: file.stat().st_mtime_ns for file in Path("dist").rglob("modules-*/*.json")}
+    run(options, silent)
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert len(list(Path("dist").rglob("modules-*/*.json"))) == 14
+
+
+@pytest.mark.usefixtures("served")
+def test_a_file_whose_parts_the_hub_does_not_send_is_refused() -> None:
+    revision = HfApi().model_info("o/base").sha or ""
+    with pytest.raises(HubError, match=r"asked for bytes 0-3 and answered with the whole file.*without --stream"):
+        next(hub.stream("o/base", revision, filename="config.json", start=0, stop=4))
+
+
+# --- tensors ------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "a": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "b": torch.tensor(2.5, dtype=torch.bfloat16),
+    "c": torch.tensor([True, False, True]),
+    "d": torch.arange(5, dtype=torch.uint8),
+    "e": torch.arange(7).to(torch.float8_e4m3fn),
+    "f": torch.empty(0, 4, dtype=torch.float16),
+    "g": torch.arange(30_000, dtype=torch.int64),
+    "h": torch.arange(40_000, dtype=torch.bfloat16).reshape(200, 200),
+    "i": torch.tensor([1 + 2j]),
+}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("ahead", [0, 100, 100_000, 10_000_000])
+def test_tensors_of_every_kind_arrive_as_they_were_saved(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload("o/kinds", checkpoint(save(TENSORS)))
+    monkeypatch.setattr(weights, "_AHEAD", ahead)
+    snapshot = snapshot_of("o/kinds")
+    headers = headers_of(snapshot)
+    saved = load_file("checkpoint/model.safetensors")
+    assert {name: header.shape for name, header in headers.items()} == {n: tuple(t.shape) for n, t in saved.items()}
+    with reader_of(snapshot, headers) as reader:
+        for name in [*saved, *reversed(saved)]:
+            found = reader.read(name)
+            assert found.dtype == saved[name].dtype
+            assert found.shape == saved[name].shape
+            assert bits(found).equal(bits(saved[name]))
+            blocks = list(reader.blocks(name, 999))
+            assert [len(block) for block in blocks[:-1]] == [999] * (len(blocks) - 1)
+            assert torch.cat([torch.empty(0, dtype=torch.uint8), *map(bits, blocks)]).equal(bits(saved[name]))
+
+
+def test_whoever_stops_early_leaves_the_rest_on_the_hub(served: LocalHub) -> None:
+    upload("o/large", checkpoint(save({"large": torch.zeros(8_000_000)})))
+    snapshot = snapshot_of("o/large")
+    with reader_of(snapshot, headers_of(snapshot)) as reader:
+        before = served.bytes_sent
+        next(reader.blocks("large", 1000))
+    assert served.bytes_sent - before < 16_000_000  # and those were on their way
+
+
+def test_small_neighbours_come_in_one_request(served: LocalHub) -> None:
+    upload("o/small", checkpoint(save({f"t{index}": torch.full((10,), index) for index in range(9)})))
+    snapshot = snapshot_of("o/small")
+    before = len(served.requests)
+    with reader_of(snapshot, headers_of(snapshot)) as reader:
+        assert [int(reader.read(f"t{index}")[0]) for index in range(9)] == list(range(9))
+    assert len(served.requests) - before == 2  # the file's address, and the bytes
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def checkpoint(content: bytes) -> Path:
+    folder = Path("checkpoint")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def described(header: object, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), *, start: int = 0, stop: int = 8) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"abc", "its header would be"),
+        (b"\xff" * 100, "its header would be"),
+        (described({})[:8] + b"{", "its header would be"),
+        ((2).to_bytes(8, "little") + b"[]", "its header is not one"),
+        ((2).to_bytes(8, "little") + b"{]", "its header is not one"),
+        (described({"a": {"dtype": "F32"}}), "its header is not one"),
+        (described({"a": entry(shape=(-2, -1))}, b"x" * 8), "its header is not one"),
+        (described({"a": entry()}, b"x" * 7), "its tensors end at"),
+        (described({"a": entry()}, b"x" * 9), "its tensors end at"),
+        (described({"a": entry(shape=(3,))}, b"x" * 8), r"a \(F32 \(3,\)\) is said to be at 0-8"),
+        (described({"a": entry("F3")}, b"x" * 8), r"a \(F3 \(2,\)\)"),
+        (described({"a": entry(start=4, stop=12)}, b"x" * 12), r"is said to be at 4-12"),
+        (described({"a": entry(), "b": entry()}, b"x" * 8), "is said to be at 0-8"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_its_header(content: bytes, words: str) -> None:
+    upload("o/damaged", checkpoint(content))
+    with pytest.raises(FetchError, match=f"model.safetensors of o/damaged@.*not a whole safetensors file: .*{words}"):
+        snapshot_of("o/damaged")
+
+
+@pytest.mark.usefixtures("served")
+def test_a_checkpoint_without_tensors_is_refused() -> None:
+    upload("o/empty", checkpoint(described({})))
+    with pytest.raises(FetchError, match=r"o/empty@.* holds no tensor"):
+        snapshot_of("o/empty")
+
+
+@pytest.mark.usefixtures("served")
+def test_shards_that_are_missing_or_do_not_hold_what_the_index_says_are_refused() -> None:
+    folder = checkpoint(b"")
+    (folder / "model.safetensors").unlink()
+    save_file({"a": torch.ones(2)}, folder / "one.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
+    upload("o/shards", folder)
+    with pytest.raises(FetchError, match=r"names the shard two\.safetensors, which is missing"):
+        snapshot_of("o/shards")
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
+    upload("o/shards", folder)
+    with pytest.raises(FetchError, match="names 1 tensors that its shards do not hold, the first b"):
+        snapshot_of("o/shards")
+
+
+@pytest.mark.usefixtures("served")
+def test_weights_that_git_itself_keeps_have_no_digest_to_record_and_are_refused() -> None:
+    HfApi().create_repo("o/git")
+    plain = [CommitOperationAdd(".gitattributes", b""), CommitOperationAdd("config.json", b"{}")]
+    HfApi().create_commit("o/git", plain, commit_message="plain")
+    HfApi().create_commit("o/git", [CommitOperationAdd("model.safetensors", b"text")], commit_message="weights")
+    with pytest.raises(FetchError, match=r"is kept in git itself.*without --stream"):
+        snapshot_of("o/git")
+
+
+@pytest.mark.usefixtures("served")
+def test_pickled_weights_are_refused_as_in_a_stored_run() -> None:
+    folder = checkpoint(b"")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    upload("o/pickled", folder)
+    with pytest.raises(FetchError, match=r"holds only pytorch_model\.bin"):
+        snapshot_of("o/pickled")
