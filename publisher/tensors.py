@@ -8,7 +8,7 @@ with one clear error. Headers are read without torch; tensors are read one at a 
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -47,11 +47,22 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Of a weight in FP8: its own header, and the tensor with one scale for each block of (rows, columns)."""
+
+    weight: "TensorHeader"
+    name: str
+    header: "TensorHeader"
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
 
     `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
-    `start` and `stop` are offsets in that file.
+    `start` and `stop` are offsets in that file. `scale` is set of a weight in FP8 that is read dequantised
+    (`dequantised`).
     """
 
     dtype: str
@@ -60,6 +71,7 @@ class TensorHeader:
     sha256: str | None = None
     start: int = 0
     stop: int = 0
+    scale: Scale | None = field(default=None, kw_only=True)
 
 
 class Reader(Protocol):

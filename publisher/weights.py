@@ -7,7 +7,7 @@ along with the last. A file of weights whose header does not describe its bytes 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from publisher import hub
+from publisher.dequantised import Dequantising, dequantised, stored
 from publisher.errors import FetchError
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
-from publisher.tensors import DTYPES, INDEX, Reader, TensorHeader, TensorReader, in_blocks, read_headers, require_held
+from publisher.tensors import (
+    DTYPES,
+    INDEX,
+    Reader,
+    TensorHeader,
+    TensorReader,
+    in_blocks,
+    read_config,
+    read_headers,
+    require_held,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,22 +39,29 @@ _LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 
 
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
-    """Name, dtype, shape and the file's digest of every tensor, sorted by name.
+    """Name, dtype, shape and the file's digest of every tensor, sorted by name; FP8 weights with scales dequantised.
 
     Raises:
-        FetchError: missing or damaged files, no tensors, or one that the index names and no shard holds.
+        FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
+            weights that do not fit.
         HubError: a streamed file cannot be read.
     """
-    if snapshot.streamed:
-        return _streamed_headers(snapshot)
+    headers = _streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
+    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+
+
+def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
     digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
     headers = read_headers(snapshot.folder)
     return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
 
 
-def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> AbstractContextManager[Reader]:
+@contextmanager
+def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
     """What reads the snapshot's tensors; `headers` as from `headers_of`."""
-    return nullcontext(StreamReader(snapshot, headers)) if snapshot.streamed else TensorReader(headers)
+    files = stored(headers)
+    with nullcontext(StreamReader(snapshot, files)) if snapshot.streamed else TensorReader(files) as reader:
+        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
 
 
 # --- headers by ranges --------------------------------------------------------------------------------------
