@@ -65,7 +65,8 @@ def main() -> None:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         _tell_interrupted()
-        code = EXIT_CODE
+        sys.stdout.flush()
+        os._exit(EXIT_CODE)  # at once: what torch and others do on the way out can take seconds
     sys.exit(code if isinstance(code, int) else 0)
 
 

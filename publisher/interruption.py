@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from publisher.progress import Notice
 
-_GRACE = 1.0  # seconds in which most runs end by themselves
+_GRACE = 0.8  # seconds in which most runs end by themselves
 EXIT_CODE = 130
 
 

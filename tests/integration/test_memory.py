@@ -62,9 +62,9 @@ def least(tmp_path_factory: pytest.TempPathFactory) -> int:
     return peak_of_extraction(tmp_path_factory.mktemp("least"), modules=2, equal=False)
 
 
-def test_six_times_the_weights_take_no_more_memory(least: int, tmp_path: Path) -> None:
-    more = peak_of_extraction(tmp_path, modules=12, equal=False)
-    assert more < least + SLACK, f"{least / 1e6:.0f} MB became {more / 1e6:.0f} MB; all pairs and factors are 132 MB"
+def test_five_times_the_weights_take_no_more_memory(least: int, tmp_path: Path) -> None:
+    more = peak_of_extraction(tmp_path, modules=10, equal=False)
+    assert more < least + SLACK, f"{least / 1e6:.0f} MB became {more / 1e6:.0f} MB; all pairs and factors are 110 MB"
 
 
 def test_a_large_tensor_that_is_equal_takes_no_memory(least: int, tmp_path: Path) -> None:
