@@ -3,16 +3,16 @@
 PEFT's own save would write float32, blank the base model's name and rewrite the tags.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from publisher.files import atomic
 from publisher.manifest import Variant
 from publisher.records import Carried, Checkpoint, ModuleExtraction
+from publisher.tensorfile import Planned, write_tensors
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -75,7 +75,7 @@ def padded(module: Factors, rank: int) -> Factors:
     missing = rank - module.figures.rank
     b = torch.nn.functional.pad(module.b, (0, missing))
     a = torch.nn.functional.pad(module.a, (0, 0, 0, missing))
-    return Factors(b, a, module.figures.model_copy(update={"alpha": rank}))
+    return Factors(b, a, module.figures)
 
 
 def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
@@ -88,17 +88,42 @@ def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
     }
 
 
-def write_adapter(path: Path, modules: Sequence[Factors], *, carried: Mapping[str, torch.Tensor] | None = None) -> None:
+def write_adapter(
+    path: Path,
+    modules: Sequence[ModuleExtraction],
+    *,
+    dtype: torch.dtype,
+    load: Callable[[ModuleExtraction], Factors],
+    whole: Mapping[str, Planned],
+) -> None:
     """Write adapter_model.safetensors atomically; the same factors give the same bytes.
 
-    `carried` are the tensors of `carried_keys`, by their keys.
+    Args:
+        path: the file.
+        modules: the figures of all modules, each with the `alpha` it is padded to.
+        dtype: of the factors.
+        load: the factors of one module; they are asked for when their turn to be written comes.
+        whole: the tensors of `carried_keys`, by their keys.
     """
-    tensors = {key: tensor.clone() for key, tensor in (carried or {}).items()}
+    tensors = dict(whole)
     for module in modules:
-        key = KEY_PREFIX + module.figures.name
-        a, b = (module.b.T, module.a.T) if module.figures.transposed else (module.a, module.b)
-        tensors[f"{key}.lora_A.weight"] = a.contiguous()
-        tensors[f"{key}.lora_B.weight"] = b.contiguous()
-    with atomic(path) as partial:
-        # one metadata key only: safetensors writes several in random order
-        save_file(tensors, partial, metadata={"format": "pt"})
+        key, (rows, columns) = KEY_PREFIX + module.name, shape_in_file(module)
+        tensors[f"{key}.lora_A.weight"] = Planned((module.alpha, columns), dtype, partial(_a, module, load))
+        tensors[f"{key}.lora_B.weight"] = Planned((rows, module.alpha), dtype, partial(_b, module, load))
+    write_tensors(path, tensors)
+
+
+def shape_in_file(module: ModuleExtraction) -> tuple[int, int]:
+    """(out, in), whichever way the weight is stored."""
+    rows, columns = module.shape
+    return (columns, rows) if module.transposed else (rows, columns)
+
+
+def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    factors = padded(load(module), module.alpha)
+    return factors.b.T if module.transposed else factors.a
+
+
+def _b(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    factors = padded(load(module), module.alpha)
+    return factors.a.T if module.transposed else factors.b

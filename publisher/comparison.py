@@ -26,7 +26,7 @@ _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
     "and name that one"
 )
-_BLOCK = 1 << 23  # elements compared at once: a difference is mostly found in the first block
+_BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not _one_file(source[name], base[name]) and not _same(name, readers):
+        if not _one_file(source[name], base[name]) and not (same(name, readers) or _is_quantised(name, readers)):
             different.append(name)
     kept = [name for name in different if not _ignored(name, ignore)]
     whole = carried_modules(kept, source, carry=carry)
@@ -193,24 +193,22 @@ def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
     return source.sha256 is not None and source.sha256 == base.sha256
 
 
-def _equal_blocks(name: str, readers: tuple[Reader, Reader]) -> bool:
+def same(name: str, readers: tuple[Reader, Reader]) -> bool:
+    """Whether both checkpoints hold the same tensor, as `equal` means it; stops at the first block that differs."""
     return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
 
 
 def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether both hold the same bytes, once the base is cast to the source's dtype; stops at the first difference.
+    """Whether both hold the same bytes, once the base is cast to the source's dtype.
 
     Zeros of either sign are the same value: an update of nothing is no update.
     """
     ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
-    blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
-    return all(_same_bytes(ours[block], theirs[block]) or torch.equal(ours[block], theirs[block]) for block in blocks)
+    return _same_bytes(ours, theirs) or torch.equal(ours, theirs)
 
 
-def _same(name: str, readers: tuple[Reader, Reader]) -> bool:
-    """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
-    if _equal_blocks(name, readers):
-        return True
+def _is_quantised(name: str, readers: tuple[Reader, Reader]) -> bool:
+    """Whether one side, in FP8, is nothing but the other's quantisation."""
     quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
     if len(quantised) != 1:
         return False
@@ -219,7 +217,9 @@ def _same(name: str, readers: tuple[Reader, Reader]) -> bool:
 
 
 def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    places = (size * ours.itemsize for size in (ours.numel(), ours.storage_offset(), theirs.storage_offset()))
+    word = torch.uint8 if any(place % 8 for place in places) else torch.int64  # at twice the speed
+    return torch.equal(ours.view(word), theirs.view(word))
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:

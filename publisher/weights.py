@@ -19,6 +19,7 @@ from publisher.dequantised import Dequantising, dequantised, stored
 from publisher.errors import FetchError
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
 from publisher.tensors import (
+    DTYPES,
     INDEX,
     Reader,
     TensorHeader,
@@ -35,25 +36,6 @@ if TYPE_CHECKING:
 WEIGHTS = ".safetensors"
 _AHEAD = 1 << 23  # bytes that small neighbours in a file may have together to come in one request
 _LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
-_DTYPES = {
-    "BOOL": ("bool", 1),
-    "U8": ("uint8", 1),
-    "I8": ("int8", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "F8_E8M0": ("float8_e8m0fnu", 1),
-    "U16": ("uint16", 2),
-    "I16": ("int16", 2),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "U32": ("uint32", 4),
-    "I32": ("int32", 4),
-    "F32": ("float32", 4),
-    "U64": ("uint64", 8),
-    "I64": ("int64", 8),
-    "F64": ("float64", 8),
-    "C64": ("complex64", 8),
-}  # safetensors' names: torch's, and bytes per element
 
 
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -87,10 +69,7 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _StreamedHeader(TensorHeader):
-    """A tensor on the Hub: also its place in the file, in bytes."""
-
-    start: int = 0
-    stop: int = 0
+    """A tensor on the Hub."""
 
 
 class _Entry(Record):
@@ -103,7 +82,7 @@ class _Entry(Record):
     @property
     def size(self) -> int | None:
         """Bytes of a tensor of this dtype and shape; None where the dtype is not known."""
-        return math.prod(self.shape) * _DTYPES[self.dtype][1] if self.dtype in _DTYPES else None
+        return math.prod(self.shape) * DTYPES[self.dtype][1] if self.dtype in DTYPES else None
 
 
 _HEADER, _ENTRIES = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, _Entry])
@@ -203,7 +182,7 @@ class StreamReader:
         if header.stop - header.start <= _AHEAD:
             yield from in_blocks(self.read(name), elements)
             return
-        width, total = _DTYPES[header.dtype][1], header.stop - header.start
+        width, total = DTYPES[header.dtype][1], header.stop - header.start
         arriving = self._range(header, header)
         for start in range(0, total, elements * width):
             block = arriving.take(min(elements * width, total - start))
@@ -250,5 +229,5 @@ def _tensor(content: bytearray, dtype: str, *, shape: tuple[int, ...]) -> "torch
     """These bytes as a tensor, without a copy."""
     import torch
 
-    kind = getattr(torch, _DTYPES[dtype][0])
+    kind = getattr(torch, DTYPES[dtype][0])
     return torch.frombuffer(content, dtype=kind).reshape(shape) if content else torch.empty(shape, dtype=kind)

@@ -150,8 +150,14 @@ def extracted_again(case: _Case) -> str:
             case.bench.progress(f"extracting {module.name}", index, len(modules))
             name = f"{module.name}.weight"
             source, base = (reader.read(name).to(device) for reader in (sources, bases))
-            steps = quantisation_steps(name, (sources, bases), device=device)
-            again = extract_module(name, source, base=base, settings=case.variant.adapter, steps=steps).figures
+            steps = quantisation_steps(name, (sources, bases))
+            again = extract_module(
+                name,
+                source,
+                base=base,
+                settings=case.variant.adapter,
+                steps=None if steps is None else steps.to(device),
+            ).figures
             problems += _other_figures(module, again)
     require_none(problems)
     return f"{len(modules)} modules extracted again give the same figures"

@@ -11,20 +11,22 @@ the manifest neither leaves out nor carries whole, and whatever contradicts the 
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from publisher import dequantised, fp8, lora, provenance
-from publisher.adapter import Factors, adapter_config, carried_keys, padded, write_adapter
+from publisher.adapter import Factors, adapter_config, carried_keys, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
-from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
+from publisher.files import canonical_json, digest_of, no_room, sha256_of, write_text
+from publisher.kept import Shelf, shelf
 from publisher.kinship import require_kin, require_low_rank
 from publisher.manifest import AdapterSettings, Energy, Expectation, Variant
+from publisher.overlap import Behind, ahead
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
@@ -36,7 +38,8 @@ from publisher.records import (
 )
 from publisher.structure import compared
 from publisher.summary import summarise
-from publisher.tensors import Reader
+from publisher.tensorfile import Planned
+from publisher.tensors import DTYPES, Reader, TensorHeader
 from publisher.weights import headers_of, reader_of
 
 CODE = (
@@ -46,12 +49,15 @@ CODE = (
     "dequantised.py",
     "files.py",
     "fp8.py",
+    "kept.py",
     "kinship.py",
     "lora.py",
+    "overlap.py",
     "records.py",
     "structure.py",
     "summary.py",
     "tensors.py",
+    "tensorfile.py",
     "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
@@ -89,16 +95,18 @@ def extract(
         _require_expected(seen, variant.expect, label=variant.label)
         require_kin(seen.changed, (sources, bases))
         tools = provenance.tools(device_name(device), code=CODE)
-        kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
-        modules = []
-        for index, name in enumerate(seen.changed):
-            progress(f"extracting {name}", index, len(seen.changed))
-            modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
+        kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
+        _require_room(variant.adapter, [headers[0][name].shape for name in seen.changed], work=work, kept=kept)
+        modules = _finished(
+            seen.changed, variant.adapter, readers=(sources, bases), device=device, kept=kept, progress=progress
+        )
         _require_signal(modules)
-        require_low_rank([module.figures for module in modules], found=not isinstance(variant.adapter.rank, int))
-        carried = {key: sources.read(name) for key, name in carried_keys(seen.carried).items()}
-        snapshots = source, base
-        return _assemble(modules, variant, seen=seen, carried=carried, snapshots=snapshots, tools=tools, staged=staged)
+        require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
+        progress("writing the adapter")
+        whole = _whole(seen, sources, headers=headers[0])
+        write = partial(write_adapter, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors, whole=whole)
+        pair = source, base
+        return _assemble(modules, variant, seen=seen, snapshots=pair, tools=tools, staged=staged, write=write)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -187,47 +195,58 @@ def _figures(
     )
 
 
-def _module(
-    name: str,
+def _finished(
+    names: Sequence[str],
     settings: AdapterSettings,
     *,
     readers: tuple[Reader, Reader],
     device: torch.device,
-    kept: Path,
-) -> Factors:
-    """The finished module from an earlier run with the same inputs, or a new one, kept as soon as it is done."""
-    figures, factors = kept / f"{name}.json", kept / f"{name}.safetensors"
-    if figures.exists():  # written last: the factors are whole
-        tensors = load_file(factors)
-        return Factors(tensors["b"], tensors["a"], ModuleExtraction.read(figures))
-    source, base = (reader.read(name).to(device) for reader in readers)
-    steps = quantisation_steps(name, readers, device=device)
-    module = extract_module(name, source, base=base, settings=settings, steps=steps)
-    with atomic(factors) as partial:
-        save_file({"b": module.b, "a": module.a}, partial)
-    module.figures.write(figures)
-    return module
+    kept: Shelf,
+    progress: Progress,
+) -> tuple[ModuleExtraction, ...]:
+    """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
+
+    While one module is computed, the next is read and the one before is written.
+    """
+    found = {name: kept.figures(name.removesuffix(".weight")) for name in names}
+    missing = [name for name in names if found[name] is None]
+    with Behind() as writing:
+        for name, (source, base, steps) in ahead(missing, partial(_read, readers=readers)):
+            progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
+            pair = source.to(device), base.to(device)
+            noise = None if steps is None else steps.to(device)
+            module = extract_module(name, pair[0], base=pair[1], settings=settings, steps=noise)
+            writing.do(kept.put, module)
+            found[name] = module.figures
+    return tuple(figures for figures in found.values() if figures is not None)
 
 
-def quantisation_steps(name: str, readers: tuple[Reader, Reader], *, device: torch.device) -> torch.Tensor | None:
-    """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
-    steps = fp8.combined(dequantised.steps(name, reader) for reader in readers)
-    return None if steps is None else steps.to(device)
+def _read(name: str, readers: tuple[Reader, Reader]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Source and base, and the steps of the quantisation of either."""
+    return readers[0].read(name), readers[1].read(name), quantisation_steps(name, readers)
 
 
-def _kept(work: Path, key: str) -> Path:
-    """The folder of modules finished with these inputs; those of other inputs are cleared away."""
-    kept = work / f"modules-{key[:16]}"
-    for other in work.glob("modules-*"):
-        if other != kept:
-            shutil.rmtree(other)
-    return kept
+def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tensor | None:
+    """The steps of the stored FP8 values, of both sides together, on the CPU; None where neither is in FP8."""
+    return fp8.combined(dequantised.steps(name, reader) for reader in readers)
+
+
+def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
+    """Room for the kept modules and for the adapter made of them; of a rank to be found, nobody knows beforehand."""
+    if not isinstance(settings.rank, int):
+        return
+    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * _DTYPES[settings.dtype].itemsize
+    needed = 2 * adapter - kept.size()
+    work.mkdir(parents=True, exist_ok=True)
+    if needed > shutil.disk_usage(work).free:
+        raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
 
 
 def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype"})
-    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
+    machine = [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()]  # both move the last digits
+    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, machine])
 
 
 def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
@@ -243,8 +262,8 @@ def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> N
     )
 
 
-def _require_signal(modules: Sequence[Factors]) -> None:
-    silent = [module.figures.name for module in modules if module.figures.rank == 0]
+def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+    silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
@@ -257,24 +276,23 @@ def _require_signal(modules: Sequence[Factors]) -> None:
 
 
 def _assemble(
-    modules: Sequence[Factors],
+    modules: Sequence[ModuleExtraction],
     variant: Variant,
     *,
     seen: Comparison,
-    carried: Mapping[str, torch.Tensor],
     snapshots: tuple[Snapshot, Snapshot],
     tools: Tools,
     staged: Path,
+    write: Callable[[Path, Sequence[ModuleExtraction]], None],
 ) -> Extraction:
-    rank = max(module.figures.rank for module in modules)
-    if variant.adapter.layout == "uniform":
-        modules = [padded(module, rank) for module in modules]
-    modules = [oriented(module, seen.transposed) for module in modules]
-    figures = tuple(module.figures for module in modules)
+    rank = max(module.rank for module in modules)
+    uniform = variant.adapter.layout == "uniform"
+    padded = tuple(module.model_copy(update={"alpha": rank}) if uniform else module for module in modules)
+    figures = tuple(oriented(module, seen.transposed) for module in padded)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
     config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
     write_text(staged / CONFIG, canonical_json(config))
-    write_adapter(staged / ADAPTER, modules, carried=carried)
+    write(staged / ADAPTER, figures)
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -289,11 +307,17 @@ def _assemble(
     return extraction
 
 
-def oriented(module: Factors, transposed: frozenset[str]) -> Factors:
+def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
     """The module with its orientation stated, if its weight is among those stored as (in, out)."""
-    if f"{module.figures.name}.weight" not in transposed:
-        return module
-    return Factors(module.b, module.a, module.figures.model_copy(update={"transposed": True}))
+    return module.model_copy(update={"transposed": True}) if f"{module.name}.weight" in transposed else module
+
+
+def _whole(seen: Comparison, sources: Reader, *, headers: Mapping[str, TensorHeader]) -> dict[str, Planned]:
+    """The tensors that are carried whole, by their keys, read when their turn to be written comes."""
+    return {
+        key: Planned(headers[name].shape, getattr(torch, DTYPES[headers[name].dtype][0]), partial(sources.read, name))
+        for key, name in carried_keys(seen.carried).items()
+    }
 
 
 def _settings(variant: Variant) -> Settings:
