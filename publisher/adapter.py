@@ -94,7 +94,7 @@ def write_adapter(
     *,
     dtype: torch.dtype,
     load: Callable[[ModuleExtraction], Factors],
-    whole: Mapping[str, Planned],
+    carried: Mapping[str, Planned],
 ) -> None:
     """Write adapter_model.safetensors atomically; the same factors give the same bytes.
 
@@ -103,20 +103,15 @@ def write_adapter(
         modules: the figures of all modules, each with the `alpha` it is padded to.
         dtype: of the factors.
         load: the factors of one module; they are asked for when their turn to be written comes.
-        whole: the tensors of `carried_keys`, by their keys.
+        carried: the tensors of `carried_keys`, by their keys.
     """
-    tensors = dict(whole)
+    tensors = dict(carried)
     for module in modules:
-        key, (rows, columns) = KEY_PREFIX + module.name, shape_in_file(module)
+        key = KEY_PREFIX + module.name
+        rows, columns = reversed(module.shape) if module.transposed else module.shape
         tensors[f"{key}.lora_A.weight"] = Planned((module.alpha, columns), dtype, partial(_a, module, load))
         tensors[f"{key}.lora_B.weight"] = Planned((rows, module.alpha), dtype, partial(_b, module, load))
     write_tensors(path, tensors)
-
-
-def shape_in_file(module: ModuleExtraction) -> tuple[int, int]:
-    """(out, in), whichever way the weight is stored."""
-    rows, columns = module.shape
-    return (columns, rows) if module.transposed else (rows, columns)
 
 
 def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:

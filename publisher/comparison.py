@@ -22,11 +22,11 @@ from publisher.records import Carried, LeftOut
 from publisher.tensors import Reader, TensorHeader
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
+_BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
     "and name that one"
 )
-_BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not _one_file(source[name], base[name]) and not (same(name, readers) or _is_quantised(name, readers)):
+        if not _one_file(source[name], base[name]) and not same(name, readers):
             different.append(name)
     kept = [name for name in different if not _ignored(name, ignore)]
     whole = carried_modules(kept, source, carry=carry)
@@ -194,7 +194,18 @@ def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
 
 
 def same(name: str, readers: tuple[Reader, Reader]) -> bool:
-    """Whether both checkpoints hold the same tensor, as `equal` means it; stops at the first block that differs."""
+    """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
+    if _equal_blocks(name, readers):
+        return True
+    quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
+    if len(quantised) != 1:
+        return False
+    source, base = (reader.read(name) for reader in readers)
+    return fp8.within(source, base, quantised[0])
+
+
+def _equal_blocks(name: str, readers: tuple[Reader, Reader]) -> bool:
+    """Block by block as `equal` means it, up to the first that differs."""
     return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
 
 
@@ -205,15 +216,6 @@ def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
     """
     ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
     return _same_bytes(ours, theirs) or torch.equal(ours, theirs)
-
-
-def _is_quantised(name: str, readers: tuple[Reader, Reader]) -> bool:
-    """Whether one side, in FP8, is nothing but the other's quantisation."""
-    quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
-    if len(quantised) != 1:
-        return False
-    source, base = (reader.read(name) for reader in readers)
-    return fp8.within(source, base, quantised[0])
 
 
 def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

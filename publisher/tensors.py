@@ -60,8 +60,9 @@ class Scale:
 class TensorHeader:
     """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
 
-    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest. `start` and
-    `stop` are offsets in that file. `scale` is set of a weight in FP8 that is read dequantised (`dequantised`).
+    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
+    `start` and `stop` are offsets in that file. `scale` is set of a weight in FP8 that is read dequantised
+    (`dequantised`).
     """
 
     dtype: str

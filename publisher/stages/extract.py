@@ -39,7 +39,7 @@ from publisher.records import (
 from publisher.structure import compared
 from publisher.summary import summarise
 from publisher.tensorfile import Planned
-from publisher.tensors import DTYPES, Reader, TensorHeader
+from publisher.tensors import Reader, TensorHeader, torch_dtype
 from publisher.weights import headers_of, reader_of
 
 CODE = (
@@ -103,10 +103,10 @@ def extract(
         _require_signal(modules)
         require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
         progress("writing the adapter")
-        whole = _whole(seen, sources, headers=headers[0])
-        write = partial(write_adapter, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors, whole=whole)
-        pair = source, base
-        return _assemble(modules, variant, seen=seen, snapshots=pair, tools=tools, staged=staged, write=write)
+        carried = {key: _planned(sources, headers[0][name], name) for key, name in carried_keys(seen.carried).items()}
+        snapshots = source, base
+        write = _writer(variant, kept=kept, carried=carried)
+        return _assemble(modules, variant, seen=seen, snapshots=snapshots, tools=tools, staged=staged, write=write)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -211,28 +211,18 @@ def _finished(
     found = {name: kept.figures(name.removesuffix(".weight")) for name in names}
     missing = [name for name in names if found[name] is None]
     with Behind() as writing:
-        for name, (source, base, steps) in ahead(missing, partial(_read, readers=readers)):
+        for name, pair in ahead(missing, lambda name: _read(name, readers)):
             progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
-            pair = source.to(device), base.to(device)
-            noise = None if steps is None else steps.to(device)
-            module = extract_module(name, pair[0], base=pair[1], settings=settings, steps=noise)
+            source, base, steps = pair
+            steps = None if steps is None else steps.to(device)
+            module = extract_module(name, source.to(device), base=base.to(device), settings=settings, steps=steps)
             writing.do(kept.put, module)
             found[name] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
 
 
-def _read(name: str, readers: tuple[Reader, Reader]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Source and base, and the steps of the quantisation of either."""
-    return readers[0].read(name), readers[1].read(name), quantisation_steps(name, readers)
-
-
-def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tensor | None:
-    """The steps of the stored FP8 values, of both sides together, on the CPU; None where neither is in FP8."""
-    return fp8.combined(dequantised.steps(name, reader) for reader in readers)
-
-
 def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
-    """Room for the kept modules and for the adapter made of them; of a rank to be found, nobody knows beforehand."""
+    """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * _DTYPES[settings.dtype].itemsize
@@ -240,6 +230,17 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
     work.mkdir(parents=True, exist_ok=True)
     if needed > shutil.disk_usage(work).free:
         raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
+
+
+def _read(name: str, readers: tuple[Reader, Reader]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Both weights, and the steps of their stored values where these are in FP8."""
+    source, base = (reader.read(name) for reader in readers)
+    return source, base, quantisation_steps(name, readers)
+
+
+def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tensor | None:
+    """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
+    return fp8.combined(dequantised.steps(name, reader) for reader in readers)
 
 
 def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
@@ -287,8 +288,8 @@ def _assemble(
 ) -> Extraction:
     rank = max(module.rank for module in modules)
     uniform = variant.adapter.layout == "uniform"
-    padded = tuple(module.model_copy(update={"alpha": rank}) if uniform else module for module in modules)
-    figures = tuple(oriented(module, seen.transposed) for module in padded)
+    modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
+    figures = tuple(oriented(module, seen.transposed) for module in modules)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
     config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
     write_text(staged / CONFIG, canonical_json(config))
@@ -307,17 +308,23 @@ def _assemble(
     return extraction
 
 
+def _writer(
+    variant: Variant, *, kept: Shelf, carried: Mapping[str, Planned]
+) -> Callable[[Path, Sequence[ModuleExtraction]], None]:
+    """Writes the adapter's weights: kept modules and what is carried whole, each read when its turn comes."""
+    return partial(write_adapter, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors, carried=carried)
+
+
 def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
     """The module with its orientation stated, if its weight is among those stored as (in, out)."""
-    return module.model_copy(update={"transposed": True}) if f"{module.name}.weight" in transposed else module
+    if f"{module.name}.weight" not in transposed:
+        return module
+    return module.model_copy(update={"transposed": True})
 
 
-def _whole(seen: Comparison, sources: Reader, *, headers: Mapping[str, TensorHeader]) -> dict[str, Planned]:
-    """The tensors that are carried whole, by their keys, read when their turn to be written comes."""
-    return {
-        key: Planned(headers[name].shape, getattr(torch, DTYPES[headers[name].dtype][0]), partial(sources.read, name))
-        for key, name in carried_keys(seen.carried).items()
-    }
+def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:
+    """A tensor of a checkpoint that is read when it is written."""
+    return Planned(header.shape, torch_dtype(header), partial(reader.read, name))
 
 
 def _settings(variant: Variant) -> Settings:

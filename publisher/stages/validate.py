@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from publisher import lora
-from publisher.adapter import KEY_PREFIX, carried_keys, shape_in_file
+from publisher.adapter import KEY_PREFIX, carried_keys
 from publisher.artefacts import ADAPTER, CONFIG
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
@@ -118,7 +118,7 @@ def require_tensors(extraction: Extraction, staged: Path) -> None:
 
 
 def _tensors_of(module: ModuleExtraction) -> dict[str, tuple[int, int]]:
-    rows, columns = shape_in_file(module)
+    rows, columns = reversed(module.shape) if module.transposed else module.shape
     key = KEY_PREFIX + module.name
     return {f"{key}.lora_A.weight": (module.alpha, columns), f"{key}.lora_B.weight": (rows, module.alpha)}
 
