@@ -39,7 +39,17 @@ from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
 
 STAGES = ("fetch", "extract", "validate", "card", "push")
-_VALIDATION_CODE = ("loading.py", "lora.py", "records.py", "tensors.py", "weights.py", "stages/validate.py")
+_VALIDATION_CODE = (
+    "adapter.py",
+    "dequantised.py",
+    "fp8.py",
+    "loading.py",
+    "lora.py",
+    "records.py",
+    "tensors.py",
+    "weights.py",
+    "stages/validate.py",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ def extracted_again(case: _Case) -> str:
             name = f"{module.name}.weight"
             source, base = (reader.read(name).to(device) for reader in (sources, bases))
             steps = quantisation_steps(name, (sources, bases))
+            steps = None if steps is None else steps.to(device)
             again = extract_module(name, source, base=base, settings=case.variant.adapter, steps=steps).figures
             problems += _other_figures(module, again)
     require_none(problems)
