@@ -40,6 +40,14 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show th
 
 _hub = click.option("--hub", type=click.Choice(["local"]), help="local: rehearse the push on an embedded local Hub.")
 _tag = click.option("--tag", metavar="NAME", help="Tag the commit, as v1.2.0.")
+_signing_key = click.option(
+    "--signing-key",
+    type=click.Path(path_type=Path),
+    envvar="PUBLISH_SIGNING_KEY",
+    show_envvar=True,
+    metavar="FILE",
+    help="Private key for a manifest with sign.key.",
+)
 _pr = click.option("--pr", is_flag=True, help="Open a pull request instead of committing to main.")
 
 
@@ -77,6 +85,7 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @_hub
 @_tag
 @_pr
+@_signing_key
 @_variant
 @click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
@@ -162,6 +171,7 @@ def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
 @_hub
 @_tag
 @_pr
+@_signing_key
 @_dist
 @_json
 @_verbose

@@ -64,6 +64,7 @@ def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
     required = {_join(folder, name) for folder in folders for name in artefacts.PER_VARIANT}
     required |= set(artefacts.PER_REPOSITORY)
     optional = {_join(folder, name) for folder in folders for name in artefacts.OPTIONAL_PER_VARIANT}
+    optional |= set(artefacts.OPTIONAL_PER_REPOSITORY)
     found = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
     lost, foreign = sorted(required - found), sorted(found - required - optional)
     if lost:
@@ -113,8 +114,13 @@ def _change(file: FileDigest, there: Mapping[str, RemoteFile], *, staged: Path) 
 
 
 def _is_owned(path: str, there: Collection[str]) -> bool:
-    """An artefact's name in a folder that holds an extraction.json: an earlier release put it there."""
+    """An artefact's name in a folder that holds an extraction.json: an earlier release put it there.
+
+    A signature is of the manifest beside it, whichever folders the adapters are in.
+    """
     place = PurePosixPath(path)
+    if path in artefacts.OPTIONAL_PER_REPOSITORY:
+        return artefacts.MANIFEST in there
     return place.name in artefacts.ALL and (place.parent / artefacts.EXTRACTION).as_posix() in there
 
 

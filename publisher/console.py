@@ -21,7 +21,7 @@ from rich.text import Text
 
 from publisher.artefacts import CARD
 from publisher.progress import Progress
-from publisher.records import Audit, CommitPlan, Outcome, PushOutcome, Spread, VariantOutcome
+from publisher.records import Audit, CommitPlan, Outcome, PushOutcome, Signing, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -64,6 +64,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     for variant in outcome.variants:
         if variant.reused:
             _say(f"{variant.label}: reused {', '.join(variant.reused)}", console)
+    _show_signature(outcome.signature, console)
     if outcome.plan is not None:
         show_plan(outcome.plan, console)
     if outcome.push is not None:
@@ -103,6 +104,12 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
     else:
         text += f"logits not compared: {seen.function_skipped}"
     _say(text, console)
+
+
+def _show_signature(signature: Signing | None, console: Console) -> None:
+    if signature is not None:
+        why = f"; {signature.why}" if signature.why else ""
+        _say(f"signature {signature.result}, by {signature.signer}{why}", console)
 
 
 def _show_push(push: PushOutcome, console: Console) -> None:

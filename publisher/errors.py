@@ -13,6 +13,8 @@
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── CardError             the card cannot be rendered, or is stale
     ├── PushError             the commit cannot be made
+    ├── SigningError          the release cannot be signed, or its signature does not hold
+    │   └── UncheckableSignatureError  it cannot be told here whether a signature holds
     └── AuditError            something speaks against a published release
 
 A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
@@ -93,6 +95,14 @@ class CardError(PublisherError):
 
 class PushError(PublisherError):
     """The commit cannot be made."""
+
+
+class SigningError(PublisherError):
+    """The release cannot be signed, or its signature does not hold."""
+
+
+class UncheckableSignatureError(SigningError):
+    """It cannot be told here whether a signature holds."""
 
 
 class AuditError(PublisherError):

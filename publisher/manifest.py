@@ -6,9 +6,12 @@ It refuses unknown and duplicate keys, moving or abbreviated revisions, and path
 network, no torch: reading a manifest must be instant.
 """
 
+import base64
+import binascii
 import difflib
 import re
 import reprlib
+import textwrap
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +53,8 @@ _REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 _COMMIT_ID = r"[0-9a-f]{40}"
 _LICENSE = r"[a-z0-9][a-z0-9.+-]*"
 _LAYERS = r"\d+(-\d+)?(, ?\d+(-\d+)?)*"
+_PEM_BEGIN, _PEM_END = "-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----"
+_ELLIPTIC = bytes.fromhex("06072a8648ce3d0201")  # id-ecPublicKey, as DER writes it
 
 
 def is_repo_id(text: str) -> bool:
@@ -149,6 +154,30 @@ def is_license(text: str) -> bool:
 def _license(text: str) -> str:
     if not is_license(text):
         raise ValueError(f"{_shown(text)} is not a licence identifier of the Hub; write it as apache-2.0")
+    return text
+
+
+def _public_key(text: str) -> str:
+    """The key in the one form in which OpenSSL writes it, so that equal keys are equal texts."""
+    if "PRIVATE KEY" in text:
+        raise ValueError("holds a private key, which is for nobody else to see; make a new pair and put the public one")
+    if not re.fullmatch(rf"\s*{_PEM_BEGIN}[A-Za-z0-9+/=\s]+{_PEM_END}\s*", text):
+        raise ValueError(f"is no public key; write what `openssl pkey -in KEY -pubout` prints, from {_PEM_BEGIN} on")
+    body = "".join(text.strip().removeprefix(_PEM_BEGIN).removesuffix(_PEM_END).split())
+    try:
+        der = base64.b64decode(body, validate=True)
+    except binascii.Error:
+        raise ValueError("is a public key that was cut or changed; copy it again, whole") from None
+    if _ELLIPTIC not in der:
+        raise ValueError("is not an elliptic curve key; make one on the curve prime256v1 (docs/signing.md)")
+    return "\n".join([_PEM_BEGIN, *textwrap.wrap(base64.b64encode(der).decode(), 64), _PEM_END, ""])
+
+
+def _issuer(text: str) -> str:
+    if not re.fullmatch(r"https://[\w.-]+(:\d+)?(/[\w./-]*)?", text):
+        raise ValueError(
+            f"{_shown(text)} is not an issuer; write its address, https://token.actions.githubusercontent.com"
+        )
     return text
 
 
@@ -280,6 +309,34 @@ class CardSettings(_Model):
     """Template of the part that shows how the adapter is loaded."""
 
 
+class SigstoreSigner(_Model):
+    """Who signs through Sigstore: both are told by the certificate that Sigstore gives the signer."""
+
+    identity: Text
+    """The signer, such as https://github.com/OWNER/NAME/.github/workflows/release.yml@refs/tags/v1.2.0."""
+    issuer: Annotated[str, AfterValidator(_issuer)]
+    """Who vouches for that identity, such as https://token.actions.githubusercontent.com."""
+
+
+class Signer(_Model):
+    """Who must have signed the release: the holder of a key, or an identity that Sigstore knows."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["key"]}, {"required": ["sigstore"]}]})
+
+    key: Annotated[str, AfterValidator(_public_key)] | None = None
+    """Public key of the signer, the PEM text itself; the private one is named on the command line."""
+    sigstore: SigstoreSigner | None = None
+    """Who signs through Sigstore; instead of key."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.key is not None and self.sigstore is not None:
+            raise ValueError("names two signers; give key or sigstore, one of them")
+        if self.key is None and self.sigstore is None:
+            raise ValueError("names no signer; give key or sigstore")
+        return self
+
+
 class Manifest(_Model):
     """The whole manifest, version 1."""
 
@@ -293,6 +350,8 @@ class Manifest(_Model):
     """The adapters, one or more."""
     card: CardSettings
     """What the card says that no artefact can know."""
+    sign: Signer | None = None
+    """Who signs the release; without it there is no signature."""
 
     @field_validator("variants")
     @classmethod
@@ -544,6 +603,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "adapter": AdapterSettings,
     "expect": Expectation,
     "card": CardSettings,
+    "sign": Signer,
+    "sigstore": SigstoreSigner,
 }
 
 _EXPLANATIONS: dict[str, Callable[[ErrorDetails], str]] = {

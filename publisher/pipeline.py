@@ -17,7 +17,7 @@ from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
 from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError
 from publisher.files import digest_of, sha256_of, write_text
-from publisher.hub import Destination
+from publisher.hub import THE_HUB, Destination
 from publisher.manifest import Manifest, Variant, load_manifest
 from publisher.progress import Progress
 from publisher.provenance import code_digest
@@ -28,10 +28,12 @@ from publisher.records import (
     Marker,
     Outcome,
     PushOutcome,
+    Signing,
     Snapshot,
     Validation,
     VariantOutcome,
 )
+from publisher.signing import Means, is_signed, require_means, sign_release
 from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
 
@@ -55,6 +57,7 @@ class Run:
         tag: the tag to set on the commit.
         pull_request: open a pull request instead of committing to the branch.
         stream: read the checkpoints' weights from the Hub as they are needed, and store none of them.
+        signing_key: the private key, for a manifest that asks for a signature by one.
     """
 
     manifest_file: Path
@@ -68,6 +71,7 @@ class Run:
     tag: str | None = None
     pull_request: bool = False
     stream: bool = False
+    signing_key: Path | None = None
 
     def includes(self, stage: str) -> bool:
         """Whether this stage is part of the run."""
@@ -104,11 +108,15 @@ def run(options: Run, progress: Progress) -> Outcome:
     variants = _chosen(manifest, options.variants)
     _clear_partial_files(options.staged)
     with _target(options) as target:
+        _require_signer(manifest, options)
         if options.writes:
             progress("checking that the Hub can be written to")
             preflight(manifest, target)
         outcomes = tuple(_variant(variant, options, progress) for variant in variants)
         changed = _card(manifest, options, progress) if options.includes("card") else None
+        if options.writes:
+            _require_publishable(manifest, options, progress)
+        signature = _sign(manifest, options, target=target, progress=progress) if options.includes("push") else None
         plan = _plan(manifest, options, progress) if options.includes("push") and options.dry_run else None
         pushed = _push(manifest, options, target=target, progress=progress) if options.writes else None
     return Outcome(
@@ -117,6 +125,7 @@ def run(options: Run, progress: Progress) -> Outcome:
         stages=tuple(stage for stage in STAGES if options.includes(stage)),
         variants=outcomes,
         card_changed=changed,
+        signature=signature,
         plan=plan,
         push=pushed,
     )
@@ -334,18 +343,33 @@ def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
     return changed
 
 
+def _require_signer(manifest: Manifest, options: Run) -> None:
+    """A signature is there, or what it takes is at hand, before a real push; a key that is named is the right one."""
+    if manifest.sign is None or not options.includes("push"):
+        return
+    must = options.writes and not options.rehearse and not is_signed(manifest, options.staged)
+    if must or (options.signing_key is not None and manifest.sign.key is not None):
+        require_means(manifest.sign, options.signing_key)
+
+
+def _sign(manifest: Manifest, options: Run, *, target: Target, progress: Progress) -> Signing | None:
+    """A dry run and a rehearsal do what can be done here, and go on without a signature where that is nothing."""
+    if manifest.sign is not None:
+        progress("signing")
+    at = target.destination if options.writes else None if manifest.is_local else THE_HUB
+    means = Means(options.signing_key, published_at=at, publishing=options.writes and not options.rehearse)
+    return sign_release(manifest, options.staged, means=means)
+
+
 def _plan(manifest: Manifest, options: Run, progress: Progress) -> CommitPlan:
     progress("planning the commit")
     return dry_plan(manifest, options.staged)
 
 
 def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progress) -> PushOutcome:
-    """Push what passed validation, and read it back."""
+    """Push the staged tree, and read it back."""
     from publisher.stages.readback import Published, read_back
 
-    _require_fresh(manifest, options)
-    for variant in manifest.variants:
-        _require_validated(_Place(variant, options), progress)
     progress(f"pushing to {target.destination.label}")
     outcome = push(manifest, options.staged, target=target)
     files = staged_files(manifest, options.staged)
@@ -353,6 +377,13 @@ def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progres
     return outcome.model_copy(
         update={"read_back": read_back(manifest, options.staged, published=published, progress=progress)}
     )
+
+
+def _require_publishable(manifest: Manifest, options: Run, progress: Progress) -> None:
+    """The staged tree is of this manifest, and passed validation."""
+    _require_fresh(manifest, options)
+    for variant in manifest.variants:
+        _require_validated(_Place(variant, options), progress)
 
 
 def _require_fresh(manifest: Manifest, options: Run) -> None:

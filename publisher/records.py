@@ -388,6 +388,20 @@ class VariantOutcome(Record):
     validation: Validation | None
 
 
+class Signing(Record):
+    """The signature in the staged tree.
+
+    Attributes:
+        result: whether an earlier signature still held, one was made, or there is none.
+        signer: who the manifest says must sign.
+        why: why there is none.
+    """
+
+    result: Literal["kept", "signed", "missing"]
+    signer: str
+    why: str | None
+
+
 class Outcome(Record):
     """What a run did; the document that `--json` prints."""
 
@@ -396,6 +410,7 @@ class Outcome(Record):
     stages: tuple[str, ...]
     variants: tuple[VariantOutcome, ...]
     card_changed: bool | None
+    signature: Signing | None
     plan: CommitPlan | None
     push: PushOutcome | None
 

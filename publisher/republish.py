@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from publisher import hub
 from publisher.artefacts import CARD, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.commitplan import BRANCH, compare_with_head
+from publisher.errors import CardError
 from publisher.files import sha256_of, write_text
 from publisher.hub import Destination, RemoteFile
 from publisher.manifest import Manifest, load_manifest
@@ -33,11 +34,12 @@ def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recard
     """Render the card from the repository's own JSON at its head; with `write`, commit it.
 
     Raises:
-        CardError: the published evidence is not this manifest's.
+        CardError: the published evidence is not this manifest's, or the release is signed and would be written to.
         HubError: the repository cannot be read, or refuses.
     """
     manifest = load_manifest(manifest_file)
     if write:
+        _require_unsigned(manifest)
         preflight(manifest, target)
     head = hub.resolve_revision(manifest.repo, BRANCH, at=target.destination)
     remote = hub.list_files(manifest.repo, head, at=target.destination)
@@ -51,6 +53,15 @@ def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recard
         plan = _plan(manifest, head, remote=remote, root=root)
         message = f"Render the card of {manifest.card.title} again"
         return Recarded(diff, carry_out(plan, root, message=message, target=target) if write else None)
+
+
+def _require_unsigned(manifest: Manifest) -> None:
+    """A signature covers the card: with a new one it would no longer hold."""
+    if manifest.sign is not None:
+        raise CardError(
+            f"{manifest.repo} is signed, and a new card alone would leave a signature that does not hold",
+            next_step="publish --manifest MANIFEST --from card, which signs anew",
+        )
 
 
 def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path, at: Destination) -> None:

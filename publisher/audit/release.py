@@ -11,10 +11,18 @@ from typing import Any
 from huggingface_hub import ModelCard
 from yaml import YAMLError
 
-from publisher import __version__, artefacts, hub
+from publisher import __version__, artefacts, hub, signing
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.commitplan import holds_bytes
-from publisher.errors import AuditError, FetchError, ManifestError, PublisherError, listed, shown
+from publisher.errors import (
+    AuditError,
+    FetchError,
+    ManifestError,
+    PublisherError,
+    UncheckableSignatureError,
+    listed,
+    shown,
+)
 from publisher.files import packaged_folder, sha256_of
 from publisher.hub import RemoteFile
 from publisher.manifest import Manifest, Variant, read_manifest
@@ -120,7 +128,13 @@ def _manifest(folder: Path) -> Manifest | None:
 
 def release_checks(release: Release) -> Iterator[Check]:
     """The checks that concern the repository as a whole."""
-    claims = {"files": files, "download": download, "manifest": manifest_holds, "repository": repository}
+    claims = {
+        "files": files,
+        "download": download,
+        "manifest": manifest_holds,
+        "repository": repository,
+        "signature": signature,
+    }
     for name, claim in {**claims, "card": card if release.is_ours else card_header}.items():
         yield checked(name, partial(claim, release), folder=release.folder)
 
@@ -131,16 +145,28 @@ def files(release: Release) -> str:
         pickled = sorted(n for n in release.names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
         seen = f"; pickled files, which are not opened: {', '.join(pickled)}" if pickled else ""
         raise UncheckedError(f"no {artefacts.MANIFEST} says which files belong to the release{seen}")
-    folders = [folder.relative_to(release.folder).as_posix() for _, folder in release.adapter_folders()]
-    required = {*artefacts.PER_REPOSITORY, *(_join(f, name) for f in folders for name in artefacts.PER_VARIANT)}
-    optional = {_join(f, name) for f in folders for name in artefacts.OPTIONAL_PER_VARIANT}
-    others = release.names - required - optional
-    besides = {name for name in others if _BESIDES.fullmatch(name) and not _within(name, folders)}
+    required, others = _required(release), release.names - _own_files(release)
+    besides = {name for name in others if _BESIDES.fullmatch(name) and not _within(name, _folders(release))}
     problems = [f"{name} is missing" for name in sorted(required - release.names)]
     problems += [f"{name} is no part of the release" for name in sorted(others - besides)]
     require_none(problems)
     told = f"; not part of it: {', '.join(sorted(besides))}" if besides else ""
     return f"{len(release.names - others)} files of the release{told}"
+
+
+def _folders(release: Release) -> list[str]:
+    return [folder.relative_to(release.folder).as_posix() for _, folder in release.adapter_folders()]
+
+
+def _required(release: Release) -> set[str]:
+    per_variant = (_join(folder, name) for folder in _folders(release) for name in artefacts.PER_VARIANT)
+    return {*artefacts.PER_REPOSITORY, *per_variant}
+
+
+def _own_files(release: Release) -> frozenset[str]:
+    """The files that are there and part of the release."""
+    per_variant = (_join(folder, name) for folder in _folders(release) for name in artefacts.OPTIONAL_PER_VARIANT)
+    return release.names & {*_required(release), *artefacts.OPTIONAL_PER_REPOSITORY, *per_variant}
 
 
 def _within(name: str, folders: list[str]) -> bool:
@@ -188,6 +214,26 @@ def repository(release: Release) -> str:
     if manifest.repo != release.name:
         raise AuditError(f"the manifest is that of {manifest.repo}: {release.name} is a copy of it")
     return f"{release.name} at {release.revision}"
+
+
+# --- the signature ------------------------------------------------------------------------------------------
+
+
+def signature(release: Release) -> str:
+    """Who the manifest says must sign did sign, and just these files."""
+    manifest, there = needed(release.manifest, artefacts.MANIFEST), artefacts.SIGNATURE in release.names
+    if manifest.sign is None:
+        found = f"; of the {artefacts.SIGNATURE} that is there, nobody says who should have made it" if there else ""
+        raise UncheckedError(f"the manifest asks for no signature{found}")
+    signer = signing.describe(manifest.sign)
+    if not there:
+        raise AuditError(f"there is no {artefacts.SIGNATURE}; the manifest asks for one by {signer}")
+    names = _own_files(release) - {artefacts.SIGNATURE}
+    try:
+        signing.verify(manifest.sign, release.folder, names=names)
+    except UncheckableSignatureError as error:
+        raise UncheckedError(error.found) from None
+    return f"{len(names)} files signed by {signer}"
 
 
 # --- the card -----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Issuer:
 
     def mint_for(self, authorization: str | None, audience: str) -> str:
         """The ID token of the job whose request token this header carries; a refusal (401) if no job has it."""
-        claims = self._jobs.get((authorization or "").removeprefix("Bearer "))
+        claims = self._jobs.get((authorization or "").partition(" ")[2])  # some clients write bearer
         if claims is None:
             raise bad_token()
         return self.mint(claims, audience)
