@@ -25,6 +25,7 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/extraction.py
+	$(BIN)/python -m benchmarks.whole --write docs/performance.md
 	$(BIN)/python benchmarks/streaming.py
 
 format: $(VENV)/.ready

@@ -102,7 +102,8 @@ def _in_own_process(job: str, pair: Path, name: str) -> dict[str, float]:
     return figures
 
 
-def _make(pair: Path, shape: tuple[int, int]) -> dict[str, float]:
+def make(pair: Path, shape: tuple[int, int]) -> dict[str, float]:
+    """Write `base` and `source` of this shape into the file `pair`."""
     rows, columns = shape
     generator = torch.Generator().manual_seed(rows * columns)
     base = torch.randn(shape, generator=generator) / math.sqrt(columns)
@@ -149,7 +150,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-JOBS = {"make": _make, "svd": _svd, "decompose": _decompose, "unit": _unit}
+JOBS = {"make": make, "svd": _svd, "decompose": _decompose, "unit": _unit}
 
 if __name__ == "__main__":
     main()

@@ -18,12 +18,12 @@ import click
 from publisher import __version__
 from publisher.artefacts import CARD
 from publisher.errors import CardError, ManifestError, PublisherError
+from publisher.interruption import EXIT_CODE, interruptible
 
 if TYPE_CHECKING:
     from publisher.pipeline import Run
 
 _STAGES = click.Choice(["fetch", "extract", "validate", "card", "push"])
-_INTERRUPTED = 130
 _manifest = click.option(
     "--manifest", "-m", type=click.Path(path_type=Path), metavar="M", help="The manifest to publish."
 )
@@ -64,9 +64,13 @@ def main() -> None:
         _tell(error, verbose=verbose, as_json=as_json)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
-        code = _INTERRUPTED
+        _tell_interrupted()
+        code = EXIT_CODE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_interrupted() -> None:
+    click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
 
 
 def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
@@ -118,7 +122,7 @@ def _run(*, as_json: bool, verbose: bool, **options: Any) -> None:
     from publisher.pipeline import run
 
     _quiet_libraries(verbose=verbose)
-    with progress_on(Console(stderr=True)) as progress:
+    with interruptible(_tell_interrupted), progress_on(Console(stderr=True)) as progress:
         outcome = run(_options(**options), progress)
     if as_json:
         click.echo(outcome.to_json(), nl=False)

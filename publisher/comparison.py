@@ -1,10 +1,11 @@
 """What differs between two checkpoints: names, shapes and dtypes by their headers, then every tensor by its bytes.
 
 It refuses pairs whose tensors do not match, a base equal to the source, and changes that a LoRA cannot carry,
-unless the manifest leaves those tensors out; each with one report that names them all.
+unless the manifest leaves those tensors out or carries them whole; each with one report that names them all.
 """
 
 import fnmatch
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +13,20 @@ from dataclasses import dataclass
 
 import torch
 
+from publisher import fp8
+from publisher.carried import carried_modules
+from publisher.dequantised import steps
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
-from publisher.records import LeftOut
+from publisher.records import Carried, LeftOut
 from publisher.tensors import Reader, TensorHeader
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
-_BLOCK = 1 << 23  # elements compared at once: a difference is mostly found in the first block
+_BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
+_RESIZE = (
+    "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
+    "and name that one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,9 @@ class Comparison:
         equal: how many tensors are equal.
         base_only: names in the base alone.
         left_out: tensors that differ and that the manifest leaves out.
+        carried: modules that the manifest carries whole.
+        transposed: those of `changed` that are stored as (in, out).
+        fp8: the sides that are stored in FP8 with block scales.
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
     """
@@ -40,6 +51,9 @@ class Comparison:
     left_out: tuple[LeftOut, ...]
     layers: tuple[int, ...]
     layers_total: int
+    carried: tuple[Carried, ...] = ()
+    transposed: frozenset[str] = frozenset()
+    fp8: tuple[str, ...] = ()
 
 
 def compare(
@@ -48,6 +62,7 @@ def compare(
     *,
     readers: tuple[Reader, Reader],
     ignore: Sequence[str],
+    carry: Sequence[str] = (),
     progress: Progress,
 ) -> Comparison:
     """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
@@ -59,6 +74,7 @@ def compare(
         base: headers of the base.
         readers: of source and base.
         ignore: the manifest's adapter.ignore.
+        carry: the manifest's adapter.carry.
         progress: told of each tensor.
 
     Raises:
@@ -69,13 +85,16 @@ def compare(
     different = []
     for index, name in enumerate(shared):
         progress(f"comparing {name}", index, len(shared))
-        if not _one_file(source[name], base[name]) and not _equal_blocks(name, readers):
+        if not _one_file(source[name], base[name]) and not same(name, readers):
             different.append(name)
-    changed = tuple(name for name in different if not _ignored(name, ignore))
+    kept = [name for name in different if not _ignored(name, ignore)]
+    whole = carried_modules(kept, source, carry=carry)
+    inside = {name for tensors in whole.values() for name in tensors}
+    changed = tuple(name for name in kept if name not in inside)
     _require_change(changed, different)
-    _require_carriable(changed, source)
+    _require_carriable(changed, source, different=different, readers=readers)
     layers, layers_total = layers_of(changed, source)
-    ignored = tuple(LeftOut(name=name, reason="differs") for name in different if _ignored(name, ignore))
+    ignored = tuple(_left_out(name, readers) for name in different if _ignored(name, ignore))
     return Comparison(
         changed=changed,
         equal=len(shared) - len(different),
@@ -83,7 +102,13 @@ def compare(
         left_out=(*mismatched, *ignored),
         layers=layers,
         layers_total=layers_total,
+        carried=tuple(_carried(module, tensors, readers=readers) for module, tensors in whole.items()),
+        fp8=tuple(side for side, headers in (("source", source), ("base", base)) if _in_fp8(changed, headers)),
     )
+
+
+def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:
+    return any(headers[name].scale is not None for name in names)
 
 
 def preflight(
@@ -104,7 +129,8 @@ def preflight(
     for name in source.keys() & base.keys():
         ours, theirs = source[name], base[name]
         if ours.shape != theirs.shape:
-            problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base"
+            grown = f" ({_rows(ours, theirs)})" if is_table(name) and ours.shape[1:] == theirs.shape[1:] else ""
+            problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base{grown}"
         elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= _FLOATS:
             problems[name] = f"is {ours.dtype} in the source and {theirs.dtype} in the base"
     _require_ignore_matches(ignore, {*source, *base})
@@ -115,7 +141,8 @@ def preflight(
             + listed(f"{name} {what}" for name, what in sorted(open_problems.items()))
             + "\n",
             expected="the same tensors in both",
-            next_step="correct source or base in the manifest, or name them under adapter.ignore to leave them out",
+            next_step="correct source or base in the manifest, or name them under adapter.ignore to leave them out"
+            + (_RESIZE if any(what.endswith("vocabulary)") for what in open_problems.values()) else ""),
         )
     return tuple(LeftOut(name=name, reason=what) for name, what in sorted(problems.items()))
 
@@ -126,9 +153,14 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     A 2-D `.weight` counts unless its module is named like an embedding table. Validation, which knows the model
     class, is the judge in the end.
     """
+    matrix = name.endswith(".weight") and len(header.shape) == 2  # noqa: PLR2004 - rows and columns
+    return matrix and header.dtype in _FLOATS and not is_table(name)
+
+
+def is_table(name: str) -> bool:
+    """Whether the tensor is an embedding table, by its module's name."""
     module = name.removesuffix(".weight").rpartition(".")[2]
-    table = "emb" in module or module in {"wte", "wpe"}
-    return name.endswith(".weight") and len(header.shape) == 2 and header.dtype in _FLOATS and not table  # noqa: PLR2004 - matrices
+    return name.endswith(".weight") and ("emb" in module or module in {"wte", "wpe"})
 
 
 def layers_of(changed: Iterable[str], names: Iterable[str]) -> tuple[tuple[int, ...], int]:
@@ -161,22 +193,35 @@ def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
     return source.sha256 is not None and source.sha256 == base.sha256
 
 
+def same(name: str, readers: tuple[Reader, Reader]) -> bool:
+    """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
+    if _equal_blocks(name, readers):
+        return True
+    quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
+    if len(quantised) != 1:
+        return False
+    source, base = (reader.read(name) for reader in readers)
+    return fp8.within(source, base, quantised[0])
+
+
 def _equal_blocks(name: str, readers: tuple[Reader, Reader]) -> bool:
+    """Block by block as `equal` means it, up to the first that differs."""
     return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
 
 
 def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether both hold the same bytes, once the base is cast to the source's dtype; stops at the first difference.
+    """Whether both hold the same bytes, once the base is cast to the source's dtype.
 
     Zeros of either sign are the same value: an update of nothing is no update.
     """
     ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
-    blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
-    return all(_same_bytes(ours[block], theirs[block]) or torch.equal(ours[block], theirs[block]) for block in blocks)
+    return _same_bytes(ours, theirs) or torch.equal(ours, theirs)
 
 
 def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    places = (size * ours.itemsize for size in (ours.numel(), ours.storage_offset(), theirs.storage_offset()))
+    word = torch.uint8 if any(place % 8 for place in places) else torch.int64  # at twice the speed
+    return torch.equal(ours.view(word), theirs.view(word))
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
@@ -196,18 +241,69 @@ def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
     )
 
 
-def _require_carriable(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> None:
-    stuck = [
-        f"{name} ({_by(headers[name].shape)}, {headers[name].dtype})"
-        for name in changed
-        if not is_linear_weight(name, headers[name])
-    ]
-    if stuck:
-        raise ExtractionError(
-            f"source and base differ in {counted(len(stuck), 'tensor')} that a LoRA cannot carry:\n{listed(stuck)}\n",
-            expected="changes in linear weights alone",
-            next_step="name them under adapter.ignore in the manifest to leave them out knowingly",
-        )
+def _require_carriable(
+    changed: Sequence[str],
+    headers: Mapping[str, TensorHeader],
+    *,
+    different: Sequence[str],
+    readers: tuple[Reader, Reader],
+) -> None:
+    stuck = [name for name in changed if not is_linear_weight(name, headers[name])]
+    if not stuck:
+        return
+    told = shares(stuck, different, readers=readers)
+    raise ExtractionError(
+        f"source and base differ in {counted(len(stuck), 'tensor')} that a LoRA cannot carry:\n"
+        + listed(f"{name} ({_by(headers[name].shape)}, {headers[name].dtype}), {told[name]}" for name in stuck)
+        + "\n",
+        expected="changes in linear weights alone",
+        next_step="in the manifest, name them under adapter.ignore to leave them out knowingly, or under "
+        "adapter.carry to store their modules whole",
+    )
+
+
+def shares(names: Sequence[str], different: Sequence[str], *, readers: tuple[Reader, Reader]) -> dict[str, str]:
+    """For a message: what share of the update each tensor holds, by squared norm over all that differ."""
+    squares = {name: squared_difference(*(reader.read(name) for reader in readers)) for name in different}
+    total = sum(square for square in squares.values() if math.isfinite(square))
+    return {name: _share(squares[name], total) for name in names}
+
+
+def _share(square: float, total: float) -> str:
+    if not math.isfinite(square):
+        return "which holds NaN or infinity"
+    return f"{square / total:.2%} of the update" if total else "none of the update"
+
+
+def squared_difference(source: torch.Tensor, base: torch.Tensor) -> float:
+    """Sum of squares of source minus base, the base first cast to the source's dtype."""
+    ours, theirs = source.reshape(-1), base.reshape(-1)
+    blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
+    return sum(
+        float((ours[block].float() - theirs[block].to(ours.dtype).float()).double().square().sum()) for block in blocks
+    )
+
+
+def _left_out(name: str, readers: tuple[Reader, Reader]) -> LeftOut:
+    square = squared_difference(*(reader.read(name) for reader in readers))
+    if not math.isfinite(square):
+        return LeftOut(name=name, reason="differs, and holds NaN or infinity")
+    return LeftOut(name=name, reason="differs", norm=math.sqrt(square))
+
+
+def _carried(module: str, tensors: tuple[str, ...], *, readers: tuple[Reader, Reader]) -> Carried:
+    square, parameters = 0.0, 0
+    for name in tensors:
+        source, base = (reader.read(name) for reader in readers)
+        if not bool(torch.isfinite(source).all()):
+            raise ExtractionError(
+                f"{name} holds NaN or infinity in the source",
+                expected="finite weights",
+                next_step="check that checkpoint; it is damaged or its training diverged",
+            )
+        square += squared_difference(source, base)
+        parameters += source.numel()
+    return Carried(module=module, tensors=tensors, tied=(), parameters=parameters, norm=math.sqrt(square))
 
 
 def _require_ignore_matches(ignore: Sequence[str], names: set[str]) -> None:
@@ -222,6 +318,11 @@ def _require_ignore_matches(ignore: Sequence[str], names: set[str]) -> None:
 
 def _ignored(name: str, ignore: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
+
+
+def _rows(ours: TensorHeader, theirs: TensorHeader) -> str:
+    more = ours.shape[0] - theirs.shape[0]
+    return f"{counted(abs(more), 'row')} {'more' if more > 0 else 'fewer'}: another vocabulary"
 
 
 def _by(shape: Sequence[int]) -> str:

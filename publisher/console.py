@@ -60,6 +60,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     if told:
         console.print(_variants(told))
     for variant in told:
+        _show_approximation(variant, console)
         _show_validation(variant, console)
     for variant in outcome.variants:
         if variant.reused:
@@ -92,6 +93,13 @@ def _variants(variants: Sequence[VariantOutcome]) -> Table:
                 size(summary.adapter.size),
             )
     return table
+
+
+def _show_approximation(variant: VariantOutcome, console: Console) -> None:
+    summary = variant.summary
+    if summary is not None and summary.approximation:
+        text = f"{variant.label}: an approximation: the adapter holds {summary.energy:.2%} of the linears' update"
+        _say(f"{text}, by squared norm; the update has no such low rank", console)
 
 
 def _show_validation(variant: VariantOutcome, console: Console) -> None:

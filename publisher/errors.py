@@ -2,6 +2,8 @@
 
     PublisherError            exit 1
     ├── ManifestError         exit 2: the manifest or the command line is wrong
+    ├── BusyError             another run works on the same output
+    ├── NoRoomError           the disk is full
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
     │   ├── MissingFileError        the repository has no such file
@@ -51,6 +53,14 @@ class ManifestError(PublisherError):
     """A manifest or the command line is wrong."""
 
     exit_code = 2
+
+
+class BusyError(PublisherError):
+    """Another run works on the same output."""
+
+
+class NoRoomError(PublisherError):
+    """The disk is full."""
 
 
 class FetchError(PublisherError):

@@ -18,6 +18,7 @@ import transformers
 from huggingface_hub import hf_hub_download
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
+from transformers.pytorch_utils import Conv1D
 
 from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER
@@ -72,18 +73,25 @@ def load_on_config(
         ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
             adapter altogether.
     """
-    model = _empty_model(model_class, configuration(config))
+    model = empty_model(model_class, configuration(config))
     lost = _stand_in(model, shapes)
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
     loaded, problems = load_adapter(model, adapter, low_cpu_mem_usage=True)
     tensors = load_file(adapter.weights)
-    parameters = {name.replace(".default.", "."): p for name, p in loaded.named_parameters() if ".lora_" in name}
+    parameters = dict(_adapter_parameters(loaded))
     problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
     problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
     for name in sorted(parameters.keys() & tensors):
         problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
     return loaded, problems
+
+
+def _adapter_parameters(loaded: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What PEFT put into the model, by the names that its file has for it; a shared weight under each of its names."""
+    for name, parameter in loaded.named_parameters(remove_duplicate=False):
+        if ".lora_" in name or ".modules_to_save." in name:
+            yield name.replace(".modules_to_save.", ".").replace(".default.", "."), parameter
 
 
 def class_named(name: str) -> Any:
@@ -102,7 +110,7 @@ def class_named(name: str) -> Any:
     return found
 
 
-def _empty_model(model_class: str, config: Any) -> Any:
+def empty_model(model_class: str, config: Any) -> Any:
     """The model without weights. A class for another configuration would build another model, or fail in its depths."""
     found = class_named(model_class)
     if not isinstance(config, found.config_class):
@@ -161,7 +169,7 @@ def _stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     Returns the names that are no linear modules of this model.
     """
     there = dict(model.named_modules())
-    lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear)]
+    lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
     for name, shape in shapes.items() if not lost else ():
         there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shape), requires_grad=False)
     return lost
@@ -181,7 +189,9 @@ def _scaling_problems(loaded: Any) -> Iterator[str]:
 
 
 def _is_complaint(entry: warnings.WarningMessage) -> bool:
-    return issubclass(entry.category, UserWarning | RuntimeWarning)
+    # Of a linear module beside Conv1D, PEFT remarks that it decides the orientation by the module's class: rightly.
+    orientation = str(entry.message).startswith("fan_in_fan_out is set to True but")
+    return issubclass(entry.category, UserWarning | RuntimeWarning) and not orientation
 
 
 def _one_line(message: object) -> str:

@@ -29,6 +29,7 @@ KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
 NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
 EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
+Rank = int | float | Literal["auto"]  # a whole number; a share of the energy, below 1; what stands above the noise
 BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
 
 
@@ -109,28 +110,30 @@ def seeded(name: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def rounding_noise(source: Tensor, *, name: str) -> Noise:
+def rounding_noise(source: Tensor, *, name: str, steps: Tensor | None = None) -> Noise:
     """Norm and edge of the errors that one rounding to `source.dtype` makes at these values.
 
     Uniform errors within half a step have the deviation step / sqrt(12); the norm follows from that. The edge is
     measured, since a closed form from row and column norms is up to twice too high where rows or columns have
     outliers: errors of that size and random sign are drawn and their largest singular value found. They stand for
     the uniform ones without the luck of the draw, which tells where a few rows or elements outweigh the others.
-    Small matrices are drawn several times, because theirs fluctuates with the signs as well.
+    Small matrices are drawn several times, because theirs fluctuates with the signs as well. `steps` (m, n) are those
+    of a quantisation besides, of either side.
     """
     generator = seeded(f"noise of {name}", source.device)
     draws = min(8, max(1, (1 << 18) // source.numel()))
-    errors = [_drawn_errors(source, generator) for _ in range(draws)]
+    errors = [_drawn_errors(source, generator, steps) for _ in range(draws)]
     return Noise(
         norm=math.sqrt(squared_norm(errors[0])), edge=max(_edge_of(drawn, generator=generator) for drawn in errors)
     )
 
 
-def _drawn_errors(source: Tensor, generator: torch.Generator) -> Tensor:
+def _drawn_errors(source: Tensor, generator: torch.Generator, steps: Tensor | None) -> Tensor:
     """Errors of step / sqrt(12) each, with random signs; float32, (m, n)."""
     errors = torch.empty(source.shape, device=source.device)
     for rows in _row_blocks(source):
-        size = step_of(source[rows].float(), source.dtype).mul_(12**-0.5)
+        size = step_of(source[rows].float(), source.dtype)
+        size = (size if steps is None else size.hypot(steps[rows])).mul_(12**-0.5)
         torch.copysign(size, _random_bytes(size, generator).float(), out=errors[rows])
     return errors
 
@@ -172,13 +175,13 @@ def _leading(
     return space @ u[:, 0], float(s[0]), vh[0]
 
 
-def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: str) -> Decomposition:
+def decompose(delta: Tensor, *, rank: Rank, edge: float, name: str) -> Decomposition:
     """Truncated SVD of D, float32 (m, n).
 
     Args:
         delta: the update.
         rank: columns to keep, at most min(m, n); `auto` keeps the singular values above `edge` and above float32's
-                resolution, possibly none.
+            resolution, possibly none; a float, the fewest that hold this share of the squared norm.
         edge: the noise edge.
         name: seeds the random start.
 
@@ -187,7 +190,7 @@ def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: 
     would reach half of the shorter side.
     """
     shorter = min(delta.shape)
-    width = (FIRST_WIDTH if rank == "auto" else rank) + OVERSAMPLING
+    width = (rank if isinstance(rank, int) else FIRST_WIDTH) + OVERSAMPLING
     while shorter > max(EXACT_BELOW, 2 * width):
         found = _randomized(delta, rank=rank, edge=edge, generator=seeded(name, delta.device), width=width)
         if found is not None:
@@ -196,17 +199,17 @@ def decompose(delta: Tensor, *, rank: int | Literal["auto"], edge: float, name: 
     return _exact(delta, rank=rank, edge=edge)
 
 
-def _exact(delta: Tensor, *, rank: int | Literal["auto"], edge: float) -> Decomposition:
+def _exact(delta: Tensor, *, rank: Rank, edge: float) -> Decomposition:
     """In float64: LAPACK's float32 errors would pass for singular values above a float32 source's edge."""
     u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
-    keep = _kept(s, rank, edge)
+    keep = min(_kept(s, rank, edge, total=squared_norm(s)), s.shape[0])
     kept = u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float()
     after = float(s[keep]) if keep < s.shape[0] else None
     return _finished(delta, kept, sigma_next=after, method="exact svd")
 
 
 def _randomized(
-    delta: Tensor, *, rank: int | Literal["auto"], edge: float, generator: torch.Generator, width: int
+    delta: Tensor, *, rank: Rank, edge: float, generator: torch.Generator, width: int
 ) -> Decomposition | None:
     """None where the width shows no end of the signal or the residual does not settle."""
     total = squared_norm(delta)
@@ -215,7 +218,7 @@ def _randomized(
     for _ in range(POWER_ITERATIONS):
         z = delta.T @ q
         values, rotation = _small_spectrum(z)
-        keep = _kept(values, rank, edge)
+        keep = _kept(values, rank, edge, total=total)
         if keep > width - OVERSAMPLING:
             return None
         residual = max(total - squared_norm(values[:keep]), 0.0)  # good enough to see it settle
@@ -277,7 +280,10 @@ def _finished(
     return Decomposition(u, s, v, sigma_next, math.sqrt(residual), method)
 
 
-def _kept(values: Tensor, rank: int | Literal["auto"], edge: float) -> int:
+def _kept(values: Tensor, rank: Rank, edge: float, *, total: float) -> int:
+    """How many of these singular values to keep; more than there are where they do not hold the energy asked for."""
+    if isinstance(rank, float):
+        return 1 + int((values.double().square().cumsum(0) < rank * total).sum())
     if rank == "auto":
         return int((values > max(edge, RESOLUTION * float(values[0]))).sum())
     return min(rank, int(values.shape[0]))

@@ -115,10 +115,16 @@ def _variant_path(text: str) -> str:
 
 
 def _rank(value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value == "auto" or (whole and value > 0):
+    if (
+        value == "auto"
+        or isinstance(value, Energy)
+        or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    ):
         return value
-    raise ValueError(f"{_shown(value)} is not a rank; write a whole number above zero, or auto")
+    share = value["energy"] if isinstance(value, dict) and value.keys() == {"energy"} else None
+    if isinstance(share, float) and 0 < share < 1:
+        return value
+    raise ValueError(f"{_shown(value)} is not a rank; write a whole number above zero, auto, or {{energy: 0.95}}")
 
 
 def _layers(value: Any) -> Any:
@@ -236,13 +242,20 @@ class Reference(_Model):
         return self.path or self.repo or ""
 
 
+class Energy(_Model):
+    """A rank by the share of the update that it holds."""
+
+    energy: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the update's squared norm that each module's factors hold at least, such as 0.95."""
+
+
 class AdapterSettings(_Model):
-    """How the adapter is made. Nothing here has a hidden default but `ignore`, which is empty."""
+    """How the adapter is made. Nothing has a hidden default but `ignore` and `carry`, which are empty."""
 
     method: Literal["svd"]
     """How the update is factored: svd, the best fit of its rank."""
-    rank: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"], BeforeValidator(_rank)]
-    """Rank of the adapter, or auto: what stands above the merge's rounding."""
+    rank: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"] | Energy, BeforeValidator(_rank)]
+    """Rank of the adapter; auto: what stands above the merge's rounding; or {energy: 0.95}, for a full fine-tune."""
     dtype: Literal["bfloat16", "float32", "float16"]
     """Type in which the factors are stored."""
     layout: Literal["pattern", "uniform"]
@@ -251,6 +264,8 @@ class AdapterSettings(_Model):
     """PEFT's task type, which decides the class that loaders build."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
+    carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
 
 
 class Expectation(_Model):

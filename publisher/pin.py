@@ -107,8 +107,9 @@ def _write(path: Path, text: str, *, pinned: Sequence[Pinned]) -> None:
             next_step="write each revision out, then pin again",
         )
     file = path.resolve()
-    with atomic(file) as partial:
-        partial.write_bytes(text.encode())
+    content = text.encode()
+    with atomic(file, size=len(content)) as partial:
+        partial.write_bytes(content)
         shutil.copymode(file, partial)
 
 

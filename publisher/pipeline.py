@@ -16,8 +16,9 @@ from pathlib import Path
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
 from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError
-from publisher.files import digest_of, sha256_of, write_text
+from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
+from publisher.lock import locked
 from publisher.manifest import Manifest, Variant, load_manifest
 from publisher.progress import Progress
 from publisher.provenance import code_digest
@@ -103,11 +104,12 @@ def run(options: Run, progress: Progress) -> Outcome:
 
     Raises:
         PublisherError: a stage failed; what was finished is kept.
+        BusyError: another run works on the same output.
     """
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
-    _clear_partial_files(options.staged)
-    with _target(options) as target:
+    with room_in(options.dist, name="the output", size=0), locked(options.work), _target(options) as target:
+        _clear_partial_files(options)
         _require_signer(manifest, options)
         if options.writes:
             progress("checking that the Hub can be written to")
@@ -131,10 +133,11 @@ def run(options: Run, progress: Progress) -> Outcome:
     )
 
 
-def _clear_partial_files(staged: Path) -> None:
-    """What a run that was killed had half written is no part of a release."""
-    for path in staged.rglob(".*.partial"):
-        path.unlink()
+def _clear_partial_files(options: Run) -> None:
+    """What a run that was killed had half written is no part of a release, nor of use to this run."""
+    for folder in (options.staged, options.work):
+        for path in folder.rglob(".*.partial"):
+            path.unlink()
 
 
 def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:

@@ -1,6 +1,9 @@
 """How a stage tells what it is doing, without knowing who listens."""
 
+from collections.abc import Callable
 from typing import Protocol
+
+Notice = Callable[[], None]
 
 
 class Progress(Protocol):

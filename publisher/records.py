@@ -16,11 +16,12 @@ from publisher.files import canonical_json, write_text
 SCHEMA_VERSION: Literal[1] = 1
 
 
-def _six_digits(value: float) -> float:
+def six_digits(value: float) -> float:
+    """A figure as artefacts have it."""
     return float(f"{value:.6g}")
 
 
-Figure = Annotated[float, AfterValidator(_six_digits)]
+Figure = Annotated[float, AfterValidator(six_digits)]
 Shape = tuple[int, ...]
 
 
@@ -119,6 +120,7 @@ class ModuleExtraction(Record):
         exact_share: share of elements for which base + BA, rounded once, is the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
+        transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
     """
 
     name: str
@@ -139,13 +141,43 @@ class ModuleExtraction(Record):
     exact_share: Figure
     unchanged_share: Figure
     rank_at_least: bool
+    transposed: bool = False
 
 
 class LeftOut(Record):
-    """A tensor that differs and is left out because the manifest says so."""
+    """A tensor that differs and is left out because the manifest says so.
+
+    Attributes:
+        name: the tensor.
+        reason: how it differs.
+        norm: Frobenius norm of its difference; absent where there is none to take, as between two shapes.
+        share: of the squared norm of all differences; absent likewise.
+    """
 
     name: str
     reason: str
+    norm: Figure | None = None
+    share: Figure | None = None
+
+
+class Carried(Record):
+    """A module whose tensors the adapter holds whole, as the source has them (PEFT's modules_to_save).
+
+    Attributes:
+        module: its full name.
+        tensors: the tensors stored, all that the module has.
+        tied: further modules of the class that share its weight and get the same tensors.
+        parameters: elements stored for it, those of `tied` included.
+        norm: Frobenius norm of source minus base.
+        share: of the squared norm of all differences; absent until the summary knows them all.
+    """
+
+    module: str
+    tensors: tuple[str, ...]
+    tied: tuple[str, ...]
+    parameters: int
+    norm: Figure
+    share: Figure | None = None
 
 
 class Spread(Record):
@@ -176,7 +208,11 @@ class ExtractionSummary(Record):
         tensors_equal: tensors equal in base and source.
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
+        carried: modules that the manifest's `adapter.carry` names, stored whole.
+        fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         parameters: elements of A and B together.
+        energy: share of the squared norm of the adapted modules' updates that the adapter holds.
+        approximation: more is missing than the merge's rounding explains: the update has no such low rank.
         exact_share: over all elements of all modules.
         update_rms: over the modules.
     """
@@ -189,6 +225,8 @@ class ExtractionSummary(Record):
     tensors_equal: int
     tensors_base_only: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    carried: tuple[Carried, ...] = ()
+    fp8: tuple[str, ...] = ()
     parameters: int
     adapter: FileDigest
     config: FileDigest
@@ -197,20 +235,29 @@ class ExtractionSummary(Record):
     rounding_floor: Spread
     ratio: Spread | None
     update_rms: Spread
+    energy: Figure
+    approximation: bool
     exact_share: Figure
     exact_share_modules: Spread
+
+
+class Energy(Record):
+    """A rank by the share of the update's squared norm that each module's factors hold at least."""
+
+    energy: float
 
 
 class Settings(Record):
     """The adapter's settings, as the manifest gave them."""
 
     method: str
-    rank: int | Literal["auto"]
+    rank: int | Literal["auto"] | Energy
     dtype: str
     layout: str
     task_type: str
     model_class: str
     ignore: tuple[str, ...]
+    carry: tuple[str, ...] = ()
 
 
 class Tools(Record):

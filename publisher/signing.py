@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from model_signing.verifying import Config as Verifying
 
 KEY_VARIABLE = "PUBLISH_SIGNING_KEY"
+_SIGNATURE_SIZE = 20_000  # bytes, about: for the message of a full disk
 _GITHUB = "https://token.actions.githubusercontent.com"
 
 
@@ -201,8 +202,9 @@ def _kept(manifest: Manifest, staged: Path, *, signer: Signer, names: Collection
             except SigningError:
                 continue
             if candidate.parent != staged:
-                with atomic(staged / SIGNATURE) as partial:
-                    partial.write_bytes(candidate.read_bytes())
+                content = candidate.read_bytes()
+                with atomic(staged / SIGNATURE, size=len(content)) as partial:
+                    partial.write_bytes(content)
             return True
     return False
 
@@ -234,7 +236,7 @@ def _sign(staged: Path, signer: Signer, *, names: Collection[str], means: Means)
     from model_signing import hashing, signing
 
     config = signing.Config().set_hashing_config(hashing.Config().set_ignored_paths(paths=[SIGNATURE]))
-    with atomic(staged / SIGNATURE) as partial:
+    with atomic(staged / SIGNATURE, size=_SIGNATURE_SIZE) as partial:
         if signer.sigstore is None:
             config.use_elliptic_key_signer(private_key=means.private_key or "").sign(staged, partial)
         else:
@@ -259,11 +261,15 @@ def verify(signer: Signer, folder: Path, *, names: Collection[str], signature: P
         UncheckableSignatureError: the package is not installed, or Sigstore's keys cannot be fetched.
     """
     file = signature or folder / SIGNATURE
+    signed = _signed_files(file)
+    _require_none(_other_names(signed, names))  # the package itself lets a signer leave files out
     with _verifier(signer, ignoring=_besides(folder, names)) as verifier:
         try:
             verifier.verify(folder, file)
         except Exception as error:  # noqa: BLE001 - a file of any origin may make it stumble anywhere
-            _require_none(_differences(_signed_files(file), folder, names=names))
+            _require_none(
+                [f"{n} is not as it was signed" for n in sorted(signed) if sha256_of(folder / n) != signed[n]]
+            )
             raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {_first_line(error)}") from None
 
 
@@ -278,16 +284,13 @@ def _besides(folder: Path, names: Collection[str]) -> Iterator[str]:
             yield from (name for name in inside if name not in names)
 
 
-def _differences(signed: dict[str, str], folder: Path, *, names: Collection[str]) -> list[str]:
-    lost, more, common = signed.keys() - set(names), set(names) - signed.keys(), signed.keys() & set(names)
-    problems = [f"{name} is signed and not there" for name in sorted(lost)]
-    problems += [f"{name} is not signed" for name in sorted(more)]
-    changed = (name for name in sorted(common) if sha256_of(folder / name) != signed[name])
-    return [*problems, *(f"{name} is not as it was signed" for name in changed)]
+def _other_names(signed: Collection[str], names: Collection[str]) -> list[str]:
+    lost, more = sorted(set(signed) - set(names)), sorted(set(names) - set(signed))
+    return [*(f"{name} is signed and not there" for name in lost), *(f"{name} is not signed" for name in more)]
 
 
 def _signed_files(file: Path) -> dict[str, str]:
-    """SHA-256 of each file as the signature lists it, to say what differs; whether it holds is not asked here."""
+    """SHA-256 of each file as the signature lists it; whether the signature holds is not asked here."""
     try:
         payload = base64.b64decode(json.loads(file.read_bytes())["dsseEnvelope"]["payload"])
         return {str(entry["name"]): str(entry["digest"]) for entry in json.loads(payload)["predicate"]["resources"]}

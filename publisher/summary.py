@@ -9,7 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
-from publisher.records import Extraction, ExtractionSummary, FileDigest, ModuleExtraction, RankCount, Spread
+from publisher.records import (
+    Extraction,
+    ExtractionSummary,
+    FileDigest,
+    ModuleExtraction,
+    RankCount,
+    Spread,
+    six_digits,
+)
+
+APPROXIMATE = 3.0  # times what rounding leaves; a merge that rounded twice gives up to 2.5 (docs/numerics.md)
+NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word is missing
 
 
 def summarise(
@@ -18,6 +29,9 @@ def summarise(
     """The summary of these modules, at least one; `adapter` and `config` are the two files written."""
     elements = [math.prod(module.shape) for module in modules]
     exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
+    total = _whole_update(modules, seen)
+    adapted = sum(map(_update_square, modules))
+    missing = sum(_update_square(module) * module.relative_error**2 for module in modules)
     ratios = [module.ratio for module in modules if module.ratio is not None]
     return ExtractionSummary(
         linears=len(modules),
@@ -27,8 +41,11 @@ def summarise(
         ranks=_rank_counts(modules),
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
-        left_out=seen.left_out,
-        parameters=sum(module.alpha * sum(module.shape) for module in modules),
+        left_out=tuple(tensor.model_copy(update=_share(tensor.norm, total)) for tensor in seen.left_out),
+        fp8=seen.fp8,
+        carried=tuple(module.model_copy(update=_share(module.norm, total)) for module in seen.carried),
+        parameters=sum(module.alpha * sum(module.shape) for module in modules)
+        + sum(module.parameters for module in seen.carried),
         adapter=adapter,
         config=config,
         relative_error=_spread(module.relative_error for module in modules),
@@ -36,9 +53,33 @@ def summarise(
         rounding_floor=_spread(module.rounding_floor for module in modules),
         ratio=_spread(ratios) if ratios else None,
         update_rms=_spread(module.update_rms for module in modules),
+        energy=1 - missing / adapted,
+        approximation=_approximates(modules),
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
     )
+
+
+def _whole_update(modules: Sequence[ModuleExtraction], seen: Comparison) -> float:
+    """Squared norm of everything that differs: in the adapter's modules, carried whole, or left out."""
+    adapted = sum(map(_update_square, modules))
+    carried = sum(module.norm**2 for module in seen.carried)
+    return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
+
+
+def _update_square(module: ModuleExtraction) -> float:
+    return module.update_rms**2 * math.prod(module.shape)
+
+
+def _approximates(modules: Sequence[ModuleExtraction]) -> bool:
+    """Whether the fits miss more than rounding, even a merge that rounded twice, could have added."""
+    ratios = [module.ratio for module in modules if module.ratio is not None]
+    lost = statistics.median(module.fit_error for module in modules)
+    return bool(ratios) and statistics.median(ratios) > APPROXIMATE and lost > NEGLIGIBLE
+
+
+def _share(norm: float | None, total: float) -> dict[str, float | None]:
+    return {"share": None if norm is None else six_digits(norm**2 / total)}
 
 
 def summary_problems(extraction: Extraction) -> list[str]:
@@ -59,6 +100,8 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         left_out=summary.left_out,
         layers=layers_of(names, names)[0],
         layers_total=summary.layers_total,
+        carried=summary.carried,
+        fp8=summary.fp8,
     )
 
 

@@ -2,13 +2,14 @@
 
 Only safetensors are read, single or sharded, found by the names transformers looks for. A shard that is missing
 or cut short, an index that names a tensor no shard holds, and a repository of pickled weights are refused, each
-with one clear error. Headers are read without torch; tensors are memory-mapped, never the whole model.
+with one clear error. Headers are read without torch; tensors are read one at a time, never the whole model.
 """
 
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -23,7 +24,36 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
+}  # safetensors' names: torch's, and bytes per element
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Of a weight in FP8: its own header, and the tensor with one scale for each block of (rows, columns)."""
+
+    weight: "TensorHeader"
+    name: str
+    header: "TensorHeader"
+    block: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +61,17 @@ class TensorHeader:
     """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
 
     `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
+    `start` and `stop` are offsets in that file. `scale` is set of a weight in FP8 that is read dequantised
+    (`dequantised`).
     """
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
     sha256: str | None = None
+    start: int = 0
+    stop: int = 0
+    scale: Scale | None = field(default=None, kw_only=True)
 
 
 class Reader(Protocol):
@@ -157,7 +192,21 @@ def file_headers(file: Path) -> dict[str, TensorHeader]:
     """
     with _opened(file, framework="np") as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-        return {name: TensorHeader(s.get_dtype(), tuple(s.get_shape()), file) for name, s in slices.items()}
+        places = _places(file)
+        return {
+            name: TensorHeader(piece.get_dtype(), tuple(piece.get_shape()), file, None, *places[name])
+            for name, piece in slices.items()
+        }
+
+
+def _places(file: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins and ends in a file that safetensors accepts."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        entries = json.loads(opened.read(length))
+    data = 8 + length
+    offsets = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
+    return {name: (data + start, data + stop) for name, (start, stop) in offsets.items()}
 
 
 @contextmanager
@@ -212,13 +261,16 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 class TensorReader:
-    """Reads tensors of one checkpoint by name, each file opened once; the tensors are views of mapped files."""
+    """Reads tensors of one checkpoint by name, each file opened once.
+
+    They are read, not memory-mapped: mapped pages would stay resident, until in the end the whole model were.
+    """
 
     def __init__(self, headers: Mapping[str, TensorHeader]) -> None:
         """`headers` as from `read_headers`."""
         self._headers = headers
         self._stack = ExitStack()
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, BufferedReader] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -228,15 +280,56 @@ class TensorReader:
 
     def read(self, name: str) -> "torch.Tensor":
         """The tensor on the CPU, in its stored dtype."""
-        file = self._headers[name].file
-        if file not in self._files:
-            self._files[file] = self._stack.enter_context(_opened(file, framework="pt"))
-        tensor: torch.Tensor = self._files[file].get_tensor(name)
-        return tensor
+        header = self._headers[name]
+        return self._part(name, header.start, stop=header.stop).reshape(header.shape)
 
     def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
-        """The tensor flat, block by block."""
-        return in_blocks(self.read(name), elements)
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
+        header = self._headers[name]
+        step = elements * torch_dtype(header).itemsize
+        for start in range(header.start, header.stop, step):
+            yield self._part(name, start, stop=min(start + step, header.stop))
+
+    def _part(self, name: str, start: int, *, stop: int) -> "torch.Tensor":
+        import torch
+
+        header = self._headers[name]
+        if header.file not in self._files:
+            self._files[header.file] = self._stack.enter_context(_opened_raw(header.file))
+        octets = torch.empty(stop - start, dtype=torch.uint8)
+        self._files[header.file].seek(start)
+        if self._files[header.file].readinto(octets.numpy().data) != stop - start:
+            raise FetchError(
+                f"{header.file} ends within {name}",
+                expected="a file as long as its header says",
+                next_step="download or save that file again",
+            )
+        return octets.view(torch_dtype(header))
+
+
+def torch_dtype(header: TensorHeader) -> "torch.dtype":
+    """The dtype of a tensor in memory.
+
+    Raises:
+        FetchError: torch has none for it.
+    """
+    import torch
+
+    found = getattr(torch, DTYPES.get(header.dtype, ("", 0))[0], None)
+    if not isinstance(found, torch.dtype):
+        raise FetchError(
+            f"{header.file} holds tensors of dtype {header.dtype}, which torch {torch.__version__} cannot read",
+            expected=f"one of {', '.join(DTYPES)}",
+            next_step="name a checkpoint in another format, or update torch",
+        )
+    return found
+
+
+def _opened_raw(file: Path) -> BufferedReader:
+    try:
+        return file.open("rb")
+    except FileNotFoundError:
+        raise FetchError(f"{file} is missing", next_step="download or save it again") from None
 
 
 def in_blocks(tensor: "torch.Tensor", elements: int) -> "Iterator[torch.Tensor]":

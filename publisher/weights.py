@@ -7,7 +7,7 @@ along with the last. A file of weights whose header does not describe its bytes 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from publisher import hub
+from publisher.dequantised import Dequantising, dequantised, stored
 from publisher.errors import FetchError
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
-from publisher.tensors import INDEX, Reader, TensorHeader, TensorReader, in_blocks, read_headers, require_held
+from publisher.tensors import (
+    DTYPES,
+    INDEX,
+    Reader,
+    TensorHeader,
+    TensorReader,
+    in_blocks,
+    read_config,
+    read_headers,
+    require_held,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,44 +36,32 @@ if TYPE_CHECKING:
 WEIGHTS = ".safetensors"
 _AHEAD = 1 << 23  # bytes that small neighbours in a file may have together to come in one request
 _LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
-_DTYPES = {
-    "BOOL": ("bool", 1),
-    "U8": ("uint8", 1),
-    "I8": ("int8", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "F8_E8M0": ("float8_e8m0fnu", 1),
-    "U16": ("uint16", 2),
-    "I16": ("int16", 2),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "U32": ("uint32", 4),
-    "I32": ("int32", 4),
-    "F32": ("float32", 4),
-    "U64": ("uint64", 8),
-    "I64": ("int64", 8),
-    "F64": ("float64", 8),
-    "C64": ("complex64", 8),
-}  # safetensors' names: torch's, and bytes per element
 
 
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
-    """Name, dtype, shape and the file's digest of every tensor, sorted by name.
+    """Name, dtype, shape and the file's digest of every tensor, sorted by name; FP8 weights with scales dequantised.
 
     Raises:
-        FetchError: missing or damaged files, no tensors, or one that the index names and no shard holds.
+        FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
+            weights that do not fit.
         HubError: a streamed file cannot be read.
     """
-    if snapshot.streamed:
-        return _streamed_headers(snapshot)
+    headers = _streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
+    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+
+
+def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
     digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
     headers = read_headers(snapshot.folder)
     return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
 
 
-def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> AbstractContextManager[Reader]:
+@contextmanager
+def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
     """What reads the snapshot's tensors; `headers` as from `headers_of`."""
-    return nullcontext(StreamReader(snapshot, headers)) if snapshot.streamed else TensorReader(headers)
+    files = stored(headers)
+    with nullcontext(StreamReader(snapshot, files)) if snapshot.streamed else TensorReader(files) as reader:
+        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
 
 
 # --- headers by ranges --------------------------------------------------------------------------------------
@@ -70,10 +69,7 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Abstra
 
 @dataclass(frozen=True, slots=True)
 class _StreamedHeader(TensorHeader):
-    """A tensor on the Hub: also its place in the file, in bytes."""
-
-    start: int = 0
-    stop: int = 0
+    """A tensor on the Hub."""
 
 
 class _Entry(Record):
@@ -86,7 +82,7 @@ class _Entry(Record):
     @property
     def size(self) -> int | None:
         """Bytes of a tensor of this dtype and shape; None where the dtype is not known."""
-        return math.prod(self.shape) * _DTYPES[self.dtype][1] if self.dtype in _DTYPES else None
+        return math.prod(self.shape) * DTYPES[self.dtype][1] if self.dtype in DTYPES else None
 
 
 _HEADER, _ENTRIES = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, _Entry])
@@ -186,7 +182,7 @@ class StreamReader:
         if header.stop - header.start <= _AHEAD:
             yield from in_blocks(self.read(name), elements)
             return
-        width, total = _DTYPES[header.dtype][1], header.stop - header.start
+        width, total = DTYPES[header.dtype][1], header.stop - header.start
         arriving = self._range(header, header)
         for start in range(0, total, elements * width):
             block = arriving.take(min(elements * width, total - start))
@@ -233,5 +229,5 @@ def _tensor(content: bytearray, dtype: str, *, shape: tuple[int, ...]) -> "torch
     """These bytes as a tensor, without a copy."""
     import torch
 
-    kind = getattr(torch, _DTYPES[dtype][0])
+    kind = getattr(torch, DTYPES[dtype][0])
     return torch.frombuffer(content, dtype=kind).reshape(shape) if content else torch.empty(shape, dtype=kind)

@@ -16,18 +16,19 @@ import torch
 from publisher.artefacts import EXTRACTION, MANIFEST
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.comparison import Comparison, compare
+from publisher.comparison import Comparison
 from publisher.devices import chosen_device
 from publisher.errors import PublisherError, shown
 from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.extract import extract_module
+from publisher.stages.extract import extract_module, quantisation_steps
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.structure import compared
 from publisher.summary import differences, summarise
-from publisher.tensors import TensorReader, read_headers
+from publisher.weights import headers_of, reader_of
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 
@@ -131,10 +132,11 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    headers = read_headers(case.source.folder), read_headers(case.base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
-        ignore = case.variant.adapter.ignore
-        return compare(*headers, readers=(sources, bases), ignore=ignore, progress=case.bench.progress)
+    headers = headers_of(case.source), headers_of(case.base)
+    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
+        sides = sources, bases
+        folder, progress = case.base.folder, case.bench.progress
+        return compared(case.variant, headers=headers, readers=sides, base=folder, progress=progress)
 
 
 def extracted_again(case: _Case) -> str:
@@ -142,21 +144,23 @@ def extracted_again(case: _Case) -> str:
     _require_modules(case)
     problems: list[str] = []
     modules, device = case.extraction.modules, case.bench.device
-    headers = read_headers(case.source.folder), read_headers(case.base.folder)
-    with TensorReader(headers[0]) as sources, TensorReader(headers[1]) as bases:
+    headers = headers_of(case.source), headers_of(case.base)
+    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
         for index, module in enumerate(modules):
             case.bench.progress(f"extracting {module.name}", index, len(modules))
             name = f"{module.name}.weight"
             source, base = (reader.read(name).to(device) for reader in (sources, bases))
-            again = extract_module(name, source, base=base, settings=case.variant.adapter).figures
+            steps = quantisation_steps(name, (sources, bases))
+            again = extract_module(name, source, base=base, settings=case.variant.adapter, steps=steps).figures
             problems += _other_figures(module, again)
     require_none(problems)
     return f"{len(modules)} modules extracted again give the same figures"
 
 
 def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
-    found = again.model_dump(exclude={"alpha"})  # alpha follows from the layout, and is checked with the config
-    for field, value in claimed.model_dump(exclude={"alpha"}).items():
+    elsewhere = {"alpha", "transposed"}  # they follow from layout and class, and are checked by the loading
+    found = again.model_dump(exclude=elsewhere)
+    for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
@@ -183,7 +187,7 @@ def residuals(case: _Case) -> str:
 def _require_modules(case: _Case) -> None:
     """The arithmetic needs every module in both checkpoints, in its shape."""
     for snapshot in (case.source, case.base):
-        headers = read_headers(snapshot.folder)
+        headers = headers_of(snapshot)
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
             if header is None or header.shape != module.shape:
@@ -192,7 +196,7 @@ def _require_modules(case: _Case) -> None:
 
 def function(case: _Case) -> str:
     """The logits of base + adapter are the source's rather than the base's."""
-    if obstacle := function_obstacle(read_headers(case.source.folder)):
+    if obstacle := function_obstacle(headers_of(case.source)):
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():

@@ -99,7 +99,7 @@ def _wanted(variant: Variant) -> dict[str, Any]:
         "source": _pin(variant.source),
         "base": _pin(variant.base),
         "settings.model_class": variant.model_class,
-        **{f"settings.{name}": value for name, value in variant.adapter},
+        **{f"settings.{name}": value for name, value in variant.adapter.model_dump().items()},
     }
 
 
@@ -108,7 +108,7 @@ def _found(extraction: Extraction) -> dict[str, Any]:
         "path": extraction.path,
         "source": _identity(extraction.source),
         "base": _identity(extraction.base),
-        **{f"settings.{name}": value for name, value in extraction.settings},
+        **{f"settings.{name}": value for name, value in extraction.settings.model_dump().items()},
     }
 
 

@@ -2,28 +2,31 @@
 
 First the headers of both, then every tensor's bytes: what is equal, what differs, and what differs that a LoRA
 cannot carry. Only when all of that is as it should be does the arithmetic begin, one tensor pair at a time; each
-finished module is kept on disk, so that an interrupted run goes on where it stopped. Neither transformers nor
-peft is needed: modules are found by their names in the checkpoint.
+finished module is kept on disk, so that an interrupted run goes on where it stopped. Modules are found by their
+names in the checkpoint; transformers is asked only where those leave a doubt (`structure`).
 
 It refuses checkpoints whose tensors do not match, a base equal to the source, changes outside linear weights that
-the manifest does not leave out, and whatever contradicts the manifest's `expect`.
+the manifest neither leaves out nor carries whole, and whatever contradicts the manifest's `expect`.
 """
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from publisher import lora, provenance
-from publisher.adapter import Factors, adapter_config, padded, write_adapter
+from publisher import dequantised, fp8, lora, provenance
+from publisher.adapter import Factors, adapter_config, carried_keys, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
-from publisher.comparison import Comparison, compare, ranges
+from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
-from publisher.files import atomic, canonical_json, digest_of, sha256_of, write_text
-from publisher.manifest import AdapterSettings, Expectation, Variant
+from publisher.files import canonical_json, digest_of, no_room, sha256_of, write_text
+from publisher.kept import Shelf, shelf
+from publisher.kinship import require_kin, require_low_rank
+from publisher.manifest import AdapterSettings, Energy, Expectation, Variant
+from publisher.overlap import Behind, ahead
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
@@ -33,18 +36,28 @@ from publisher.records import (
     Snapshot,
     Tools,
 )
+from publisher.structure import compared
 from publisher.summary import summarise
-from publisher.tensors import Reader
+from publisher.tensorfile import Planned
+from publisher.tensors import Reader, TensorHeader, torch_dtype
 from publisher.weights import headers_of, reader_of
 
 CODE = (
     "adapter.py",
+    "carried.py",
     "comparison.py",
+    "dequantised.py",
     "files.py",
+    "fp8.py",
+    "kept.py",
+    "kinship.py",
     "lora.py",
+    "overlap.py",
     "records.py",
+    "structure.py",
     "summary.py",
     "tensors.py",
+    "tensorfile.py",
     "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
@@ -78,16 +91,22 @@ def extract(
     """
     headers = headers_of(source), headers_of(base)
     with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
-        seen = compare(*headers, readers=(sources, bases), ignore=variant.adapter.ignore, progress=progress)
+        seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
+        require_kin(seen.changed, (sources, bases))
         tools = provenance.tools(device_name(device), code=CODE)
-        kept = _kept(work, _arithmetic_key(variant, source, base=base, tools=tools))
-        modules = []
-        for index, name in enumerate(seen.changed):
-            progress(f"extracting {name}", index, len(seen.changed))
-            modules.append(_module(name, variant.adapter, readers=(sources, bases), device=device, kept=kept))
-    _require_signal(modules)
-    return _assemble(modules, variant, seen=seen, snapshots=(source, base), tools=tools, staged=staged)
+        kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
+        _require_room(variant.adapter, [headers[0][name].shape for name in seen.changed], work=work, kept=kept)
+        modules = _finished(
+            seen.changed, variant.adapter, readers=(sources, bases), device=device, kept=kept, progress=progress
+        )
+        _require_signal(modules)
+        require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
+        progress("writing the adapter")
+        carried = {key: _planned(sources, headers[0][name], name) for key, name in carried_keys(seen.carried).items()}
+        snapshots = source, base
+        write = _writer(variant, kept=kept, carried=carried)
+        return _assemble(modules, variant, seen=seen, snapshots=snapshots, tools=tools, staged=staged, write=write)
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -105,7 +124,14 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 # --- one module ---------------------------------------------------------------------------------------------
 
 
-def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, settings: AdapterSettings) -> Factors:
+def extract_module(
+    name: str,
+    source: torch.Tensor,
+    *,
+    base: torch.Tensor,
+    settings: AdapterSettings,
+    steps: torch.Tensor | None = None,
+) -> Factors:
     """Factors and figures of one changed linear weight; a pure function of its arguments.
 
     Args:
@@ -113,14 +139,16 @@ def extract_module(name: str, source: torch.Tensor, *, base: torch.Tensor, setti
         source: released weight (m, n).
         base: base weight (m, n).
         settings: rank and dtype.
+        steps: of the quantisation of either side, float32 (m, n), where there is one.
 
     Raises:
         ExtractionError: NaN or infinity in either weight.
     """
     _require_finite(name, source, base=base)
-    noise = lora.rounding_noise(source, name=name)
+    noise = lora.rounding_noise(source, name=name, steps=steps)
     delta = lora.update_of(base, source)
-    found = lora.decompose(delta, rank=settings.rank, edge=noise.edge, name=name)
+    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
+    found = lora.decompose(delta, rank=rank, edge=noise.edge, name=name)
     size = math.sqrt(lora.squared_norm(delta))
     unchanged = delta.numel() - int(delta.count_nonzero())
     del delta
@@ -167,40 +195,59 @@ def _figures(
     )
 
 
-def _module(
-    name: str,
+def _finished(
+    names: Sequence[str],
     settings: AdapterSettings,
     *,
     readers: tuple[Reader, Reader],
     device: torch.device,
-    kept: Path,
-) -> Factors:
-    """The finished module from an earlier run with the same inputs, or a new one, kept as soon as it is done."""
-    figures, factors = kept / f"{name}.json", kept / f"{name}.safetensors"
-    if figures.exists():  # written last: the factors are whole
-        tensors = load_file(factors)
-        return Factors(tensors["b"], tensors["a"], ModuleExtraction.read(figures))
-    source, base = (reader.read(name).to(device) for reader in readers)
-    module = extract_module(name, source, base=base, settings=settings)
-    with atomic(factors) as partial:
-        save_file({"b": module.b, "a": module.a}, partial)
-    module.figures.write(figures)
-    return module
+    kept: Shelf,
+    progress: Progress,
+) -> tuple[ModuleExtraction, ...]:
+    """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
+
+    While one module is computed, the next is read and the one before is written.
+    """
+    found = {name: kept.figures(name.removesuffix(".weight")) for name in names}
+    missing = [name for name in names if found[name] is None]
+    with Behind() as writing:
+        for name, pair in ahead(missing, lambda name: _read(name, readers)):
+            progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
+            source, base, steps = pair
+            steps = None if steps is None else steps.to(device)
+            module = extract_module(name, source.to(device), base=base.to(device), settings=settings, steps=steps)
+            writing.do(kept.put, module)
+            found[name] = module.figures
+    return tuple(figures for figures in found.values() if figures is not None)
 
 
-def _kept(work: Path, key: str) -> Path:
-    """The folder of modules finished with these inputs; those of other inputs are cleared away."""
-    kept = work / f"modules-{key[:16]}"
-    for other in work.glob("modules-*"):
-        if other != kept:
-            shutil.rmtree(other)
-    return kept
+def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
+    """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
+    if not isinstance(settings.rank, int):
+        return
+    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * _DTYPES[settings.dtype].itemsize
+    needed = 2 * adapter - kept.size()
+    work.mkdir(parents=True, exist_ok=True)
+    if needed > shutil.disk_usage(work).free:
+        raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
+
+
+def _read(name: str, readers: tuple[Reader, Reader]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Both weights, and the steps of their stored values where these are in FP8."""
+    source, base = (reader.read(name) for reader in readers)
+    return source, base, quantisation_steps(name, readers)
+
+
+def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tensor | None:
+    """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
+    return fp8.combined(dequantised.steps(name, reader) for reader in readers)
 
 
 def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype"})
-    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages])
+    machine = [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()]  # both move the last digits
+    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, machine])
 
 
 def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
@@ -216,8 +263,8 @@ def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> N
     )
 
 
-def _require_signal(modules: Sequence[Factors]) -> None:
-    silent = [module.figures.name for module in modules if module.figures.rank == 0]
+def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+    silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
@@ -230,21 +277,23 @@ def _require_signal(modules: Sequence[Factors]) -> None:
 
 
 def _assemble(
-    modules: Sequence[Factors],
+    modules: Sequence[ModuleExtraction],
     variant: Variant,
     *,
     seen: Comparison,
     snapshots: tuple[Snapshot, Snapshot],
     tools: Tools,
     staged: Path,
+    write: Callable[[Path, Sequence[ModuleExtraction]], None],
 ) -> Extraction:
-    rank = max(module.figures.rank for module in modules)
-    if variant.adapter.layout == "uniform":
-        modules = [padded(module, rank) for module in modules]
-    figures = tuple(module.figures for module in modules)
+    rank = max(module.rank for module in modules)
+    uniform = variant.adapter.layout == "uniform"
+    modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
+    figures = tuple(oriented(module, seen.transposed) for module in modules)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
-    write_text(staged / CONFIG, canonical_json(adapter_config(variant, figures, rank=rank, base=base)))
-    write_adapter(staged / ADAPTER, modules)
+    config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
+    write_text(staged / CONFIG, canonical_json(config))
+    write(staged / ADAPTER, figures)
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -257,6 +306,25 @@ def _assemble(
     )
     extraction.write(staged / EXTRACTION)
     return extraction
+
+
+def _writer(
+    variant: Variant, *, kept: Shelf, carried: Mapping[str, Planned]
+) -> Callable[[Path, Sequence[ModuleExtraction]], None]:
+    """Writes the adapter's weights: kept modules and what is carried whole, each read when its turn comes."""
+    return partial(write_adapter, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors, carried=carried)
+
+
+def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
+    """The module with its orientation stated, if its weight is among those stored as (in, out)."""
+    if f"{module.name}.weight" not in transposed:
+        return module
+    return module.model_copy(update={"transposed": True})
+
+
+def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:
+    """A tensor of a checkpoint that is read when it is written."""
+    return Planned(header.shape, torch_dtype(header), partial(reader.read, name))
 
 
 def _settings(variant: Variant) -> Settings:

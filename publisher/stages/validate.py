@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from publisher import lora
-from publisher.adapter import KEY_PREFIX
+from publisher.adapter import KEY_PREFIX, carried_keys
 from publisher.artefacts import ADAPTER, CONFIG
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
@@ -67,7 +67,7 @@ def validate(
     return Validation(
         path=variant.path,
         modules=len(extraction.modules),
-        tensors=2 * len(extraction.modules),
+        tensors=2 * len(extraction.modules) + len(carried_keys(extraction.summary.carried)),
         largest_claim_difference=difference,
         function=function,
         function_skipped=obstacle,
@@ -108,16 +108,17 @@ def require_files(extraction: Extraction, staged: Path) -> None:
 def require_tensors(extraction: Extraction, staged: Path) -> None:
     """The adapter holds just the modules of extraction.json: shapes, dtype, finite, not zero."""
     expected = {key: shape for module in extraction.modules for key, shape in _tensors_of(module).items()}
+    every = expected.keys() | carried_keys(extraction.summary.carried).keys()
     with safe_open(staged / ADAPTER, framework="pt") as file:
-        problems = [f"{key} is missing" for key in sorted(expected.keys() - set(file.keys()))]
-        problems += [f"{key} belongs to no module" for key in sorted(set(file.keys()) - expected.keys())]
+        problems = [f"{key} is missing" for key in sorted(every - set(file.keys()))]
+        problems += [f"{key} belongs to no module" for key in sorted(set(file.keys()) - every)]
         for key in sorted(expected.keys() & set(file.keys())):
             problems += _tensor_problems(key, file.get_tensor(key), shape=expected[key], settings=extraction)
     _require_none(problems, f"{staged / ADAPTER} does not hold what extraction.json lists")
 
 
 def _tensors_of(module: ModuleExtraction) -> dict[str, tuple[int, int]]:
-    rows, columns = module.shape
+    rows, columns = reversed(module.shape) if module.transposed else module.shape
     key = KEY_PREFIX + module.name
     return {f"{key}.lora_A.weight": (module.alpha, columns), f"{key}.lora_B.weight": (rows, module.alpha)}
 
@@ -166,6 +167,8 @@ def require_numbers(
             progress(f"checking {module.name}", index, len(extraction.modules))
             weights = [reader.read(f"{module.name}.weight").to(device) for reader in (bases, sources)]
             a, b = (adapter.get_tensor(key).to(device) for key in sorted(_tensors_of(module)))
+            if module.transposed:
+                a, b = b.T, a.T
             found = lora.merge_quality(*weights, b=b, a=a)
             exact = found.exact_elements / math.prod(module.shape)
             differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
@@ -174,6 +177,9 @@ def require_numbers(
                 problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
             if differences[1] > CLAIM_TOLERANCE:
                 problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
+        for key, name in carried_keys(extraction.summary.carried).items():
+            if not torch.equal(adapter.get_tensor(key), sources.read(name)):
+                problems.append(f"{key} is not the source's {name}")
     _require_none(problems, "base + adapter differs from what extraction.json claims")
     return largest
 

@@ -84,6 +84,13 @@ def signature_check(found: Audit) -> Check:
     return next(check for check in found.checks if check.name == "signature")
 
 
+def left_out() -> None:
+    """The manifest's own key signs, and leaves a file out."""
+    SIGNATURE.unlink()
+    arguments = ("--signature", "release/model.sig", "--ignore-paths", "release/README.md")
+    model_signing("sign", "key", "release", "--private_key", "key.pem", *arguments).check_returncode()
+
+
 def append(name: str) -> None:
     with Path("release", name).open("a") as file:
         file.write("\n")
@@ -213,10 +220,22 @@ def two_lists() -> None:
         (SIGNATURE.unlink, "there is no model.sig; the manifest asks for one by the key with SHA-256"),
         (lambda: SIGNATURE.write_text("{}"), "model.sig is no signature of a model"),
         (other_signature, "model.sig is not a signature by the key with SHA-256"),
+        (left_out, "README.md is not signed"),
         (reencoded, "model.sig is not a signature by the key with SHA-256"),
         (two_lists, "model.sig is not a signature by the key with SHA-256"),
     ],
-    ids=["weights", "card", "added", "removed", "unsigned", "damaged", "another key", "forged list", "two lists"],
+    ids=[
+        "weights",
+        "card",
+        "added",
+        "removed",
+        "unsigned",
+        "damaged",
+        "another key",
+        "left out",
+        "forged list",
+        "two lists",
+    ],
 )
 @pytest.mark.usefixtures("release")
 def test_what_was_done_to_a_signed_release_is_found_and_named(tamper: Callable[[], object], named: str) -> None:

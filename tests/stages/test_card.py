@@ -17,6 +17,7 @@ from publisher.errors import CardError, FetchError
 from publisher.files import packaged_folder
 from publisher.manifest import Manifest, Reference, Variant, load_manifest, read_manifest
 from publisher.records import (
+    Carried,
     Checkpoint,
     Extraction,
     ExtractionSummary,
@@ -118,6 +119,8 @@ def summary(found: tuple[ModuleExtraction, ...], *, layers: str, total: int) -> 
         rounding_floor=Spread(min=0.00219, median=0.0194, max=0.0408),
         ratio=Spread(min=0.981, median=1.0, max=1.0313),
         update_rms=Spread(min=2.2e-4, median=6.1e-4, max=9.7e-4),
+        energy=0.9996,
+        approximation=False,
         exact_share=0.8537 - total / 1e4,
         exact_share_modules=Spread(min=0.791, median=0.8521, max=0.9013),
     )
@@ -420,6 +423,26 @@ def test_a_tensor_left_out_is_named_with_its_reason() -> None:
     )
     assert "(adapter.ignore names it)." in card
     assert "is equal in both, but for those named below." in card
+
+
+def test_a_module_carried_whole_is_named_with_its_share_and_who_refuses_it() -> None:
+    manifest, (first, second) = clef()
+    head = Carried(module="lm_head", tensors=("head.w",), tied=("embed",), parameters=9, norm=1.5, share=0.25)
+    card = render(manifest, (with_summary(first, carried=(head,)), second))
+    assert (
+        "- Whole in the Clef (27B) adapter, as `modules_to_save`: `lm_head` (25.00% of the update; "
+        "its weight is shared by `embed`)." in card
+    )
+    assert "vLLM refuses an adapter that has them" in card
+    assert "is equal in both, but for those named below." in card
+
+
+def test_an_approximation_is_called_one_with_the_share_of_the_update_it_holds() -> None:
+    manifest, (first, second) = clef()
+    card = render(manifest, (with_summary(first, approximation=True, energy=0.912345), second))
+    assert "**The Clef (27B) adapter is an approximation.** The update has no low rank" in card
+    assert "the adapter holds 91.23% of it" in card
+    assert "Clef-flash (9B) adapter is an approximation" not in card
 
 
 def test_a_uniform_adapter_speaks_of_padding_and_of_no_pattern() -> None:

@@ -186,6 +186,16 @@ def test_auto_widens_until_it_sees_the_end_of_the_signal(
     assert torch.allclose(found.s, values[:rank], rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(300, 320), (60, 80)], ids=str)
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
+def test_a_share_of_the_energy_keeps_the_fewest_columns_that_hold_it(shape: tuple[int, int], share: float) -> None:
+    delta = _spectrum(shape, 0.8 ** torch.arange(50))
+    found = lora.decompose(delta, rank=share, edge=0.0, name="x")
+    squares = torch.linalg.svdvals(delta.double()).square().cumsum(0) / delta.double().square().sum()
+    assert found.rank == 1 + int((squares < share).sum())
+    assert 1 - (found.residual / float(delta.norm())) ** 2 >= share - 1e-6
+
+
 def test_auto_takes_the_exact_svd_where_the_update_has_no_low_rank() -> None:
     delta = _gaussian(400, 330, seed=0)
     found = lora.decompose(delta, rank="auto", edge=1.0, name="x")

@@ -1,0 +1,40 @@
+"""The yardstick of `whole.py`: a straightforward extractor, streamed and in float32, with a full thin SVD per tensor.
+
+It does what extractors for merged fine-tunes commonly do, and no more: no comparison of what should be equal, no
+noise floor, no check of the result, nothing kept for a run that dies. One line of JSON tells the
+processor seconds per tensor.
+
+    python -m benchmarks.full_svd SOURCE BASE OUTPUT RANK
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+
+def main(source: Path, base: Path, *, output: Path, rank: int) -> None:
+    """Extract every weight that differs between two safetensors files."""
+    factors, seconds = {}, {}
+    with safe_open(source, framework="pt") as sources, safe_open(base, framework="pt") as bases:
+        for name in sources.keys():  # noqa: SIM118 - not a mapping
+            start = time.process_time()
+            ours, theirs = sources.get_tensor(name), bases.get_tensor(name)
+            if torch.equal(ours, theirs):
+                continue
+            u, s, vh = torch.linalg.svd(ours.float() - theirs.float(), full_matrices=False)
+            root = s[:rank].sqrt()
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            factors[f"{module}.lora_B.weight"] = (u[:, :rank] * root).bfloat16().contiguous()
+            factors[f"{module}.lora_A.weight"] = (root[:, None] * vh[:rank]).bfloat16().contiguous()
+            seconds[name] = time.process_time() - start
+    save_file(factors, output)
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), output=Path(sys.argv[3]), rank=int(sys.argv[4]))

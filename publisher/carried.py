@@ -1,0 +1,62 @@
+"""Modules that an adapter holds whole because a LoRA cannot: PEFT's modules_to_save, named by `adapter.carry`.
+
+PEFT replaces a module with all its tensors, so a bias brings its weight along. It refuses a parameter that stands
+beside further modules (Mamba's `A_log`): to replace its module would replace those too.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+
+from publisher.errors import ExtractionError, listed
+from publisher.tensors import TensorHeader
+
+
+def carried_modules(
+    different: Iterable[str], headers: Mapping[str, TensorHeader], *, carry: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Modules with a tensor that differs and that `carry` names, sorted; with each, all its tensors.
+
+    Args:
+        different: the tensors that differ.
+        headers: of the source.
+        carry: names of tensors, or patterns.
+
+    Raises:
+        ExtractionError: a pattern matches no tensor, or selects a parameter that PEFT cannot carry alone.
+    """
+    _require_matches(carry, headers)
+    chosen = [name for name in different if any(fnmatch.fnmatchcase(name, pattern) for pattern in carry)]
+    modules = {module_of(name) for name in chosen}
+    _require_leaves(chosen, headers)
+    return {module: tuple(sorted(name for name in headers if module_of(name) == module)) for module in sorted(modules)}
+
+
+def module_of(name: str) -> str:
+    """The module that this tensor is a parameter of."""
+    return name.rpartition(".")[0]
+
+
+def _require_matches(carry: Sequence[str], names: Iterable[str]) -> None:
+    every = list(names)
+    idle = [pattern for pattern in carry if not fnmatch.filter(every, pattern)]
+    if idle:
+        raise ExtractionError(
+            f"adapter.carry names {', '.join(idle)}, which no tensor matches",
+            expected="names or patterns of tensors of the source",
+            next_step="correct or remove them in the manifest",
+        )
+
+
+def _require_leaves(chosen: Iterable[str], names: Iterable[str]) -> None:
+    holders = {module_of(module_of(name)) for name in names}
+    stuck = [
+        f"{name}, a parameter of {module_of(name) or 'the model itself'}"
+        for name in chosen
+        if not module_of(name) or any(f"{holder}.".startswith(f"{module_of(name)}.") for holder in holders)
+    ]
+    if stuck:
+        raise ExtractionError(
+            f"adapter.carry names parameters that PEFT cannot carry alone:\n{listed(stuck)}\n",
+            expected="tensors of modules that hold no further modules, since PEFT replaces a module as a whole",
+            next_step="name them under adapter.ignore instead, or publish the whole model",
+        )

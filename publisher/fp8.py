@@ -1,0 +1,41 @@
+"""FP8 checkpoints with block scales: W = weight * weight_scale_inv, one scale for each block of the matrix.
+
+Dequantised in float32 and rounded to bfloat16, as transformers does for a model in that dtype. Blocks at the lower
+and right edge may be smaller. A weight without scales is left to others, as raw codes are no weights.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+MARGIN = 1.07  # half a step, and what the rounding to bfloat16 adds to it
+
+
+def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """The weight in bfloat16, of the shape of `weight` (.., m, n); `scale` (.., m / rows, n / columns), rounded up."""
+    return (weight.float() * _spread(scale, weight, block)).bfloat16()
+
+
+def steps_of(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """Distance between neighbouring values of the stored weight at each element, float32, in the weight's units."""
+    info = torch.finfo(weight.dtype)
+    power = (weight.float().view(torch.int32) & 0x7F800000).view(torch.float32)
+    return power.clamp_(min=info.smallest_normal).mul_(info.eps).mul_(_spread(scale, weight, block).abs())
+
+
+def combined(steps: Iterable[Tensor | None]) -> Tensor | None:
+    """One step in the place of several that are independent; None where there is none."""
+    told = [step for step in steps if step is not None]
+    return torch.stack(told).square_().sum(dim=0).sqrt_() if len(told) > 1 else next(iter(told), None)
+
+
+def within(source: Tensor, base: Tensor, steps: Tensor) -> bool:
+    """Whether one is nothing but the other quantised: all elements lie within half a step."""
+    return bool(((source.float() - base.float()).abs() <= steps * (MARGIN / 2)).all())
+
+
+def _spread(scale: Tensor, weight: Tensor, block: tuple[int, int]) -> Tensor:
+    rows, columns = weight.shape[-2:]
+    tall = scale.float().repeat_interleave(block[0], dim=-2)[..., :rows, :]
+    return tall.repeat_interleave(block[1], dim=-1)[..., :columns]
