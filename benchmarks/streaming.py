@@ -2,9 +2,9 @@
 
 A pair of eight linears (4096 x 4096, bf16, three of them changed) and an embedding in a shard of its own, which is
 equal on both sides, is uploaded to a local Hub. `publish extract` then takes the adapter out twice, each time as a
-process of its own with an empty cache, first stored, then streamed. Bytes read are those the Hub sent; the disk is
-looked at every 20 ms while the process runs; peak memory is the process's own. The bytes count; seconds on this
-machine's loopback say nothing of a network.
+process of its own with an empty cache, first stored, then streamed. Bytes read are those the Hub sent; the disk and the
+process's resident memory are looked at every 20 ms. The bytes count; seconds on this machine's loopback say nothing of
+a network.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}  # Xet would keep a second copy
 
+import psutil
 import torch
 from huggingface_hub import CommitOperationAdd, HfApi
 from safetensors.torch import save_file
@@ -140,15 +141,17 @@ def _measured(hub: LocalHub, folder: Path, *, streamed: bool) -> Measured:
     }
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    disk = others = 0
-    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+    disk = others = memory = 0
+    while process.poll() is None:
         everything = _size(home) + _size(dist)
         disk, others = max(disk, everything), max(others, everything - _results(dist))
+        with suppress(psutil.Error):  # it has just ended
+            memory = max(memory, psutil.Process(process.pid).memory_info().rss)
         time.sleep(0.02)
-    if ended[1]:
-        raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(ended[1]), command)
+    seconds = time.perf_counter() - start
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (dist / "bench").iterdir()}
-    seconds, memory = time.perf_counter() - start, ended[2].ru_maxrss * 2**10
     return Measured(hub.bytes_sent - before, disk, others, memory=memory, seconds=seconds, files=files)
 
 

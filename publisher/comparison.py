@@ -190,7 +190,13 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
-    return source.sha256 is not None and source.sha256 == base.sha256
+    """Whether both lie in files of one digest, their scales too, which may be in another file than the weight."""
+    if (scales := (source.scale, base.scale)) == (None, None):
+        return source.sha256 is not None and source.sha256 == base.sha256
+    ours, theirs = scales
+    if ours is None or theirs is None or ours.block != theirs.block:
+        return False
+    return _one_file(ours.weight, theirs.weight) and _one_file(ours.header, theirs.header)
 
 
 def same(name: str, readers: tuple[Reader, Reader]) -> bool:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from publisher.comparison import compare, equal, is_linear_weight, layers_of, preflight, ranges
 from publisher.errors import ExtractionError
 from publisher.progress import silent
-from publisher.tensors import TensorHeader, TensorReader, file_headers
+from publisher.tensors import Scale, TensorHeader, TensorReader, file_headers
 
 Headers = Mapping[str, TensorHeader]
 
@@ -39,6 +39,18 @@ def test_tensors_in_files_of_one_digest_are_equal_without_being_read(tmp_path: P
     with TensorReader(pair[0]) as sources, TensorReader(pair[1]) as bases:
         seen = compare(pair[0], pair[1], readers=(sources, bases), ignore=(), progress=silent)
     assert (seen.changed, seen.equal) == (("b.weight",), 1)
+
+
+def test_weights_of_one_file_whose_scales_are_in_others_are_read(tmp_path: Path) -> None:
+    pair = []
+    for number, side in enumerate(("source", "base")):
+        save_file({"a.weight": torch.full((4, 4), float(number))}, tmp_path / side)
+        stored = replace(file_headers(tmp_path / side)["a.weight"], sha256="one digest")
+        scale = Scale(stored, "a.weight_scale_inv", replace(stored, sha256=side), (128, 128))
+        pair.append({"a.weight": replace(stored, scale=scale)})
+    with TensorReader(pair[0]) as sources, TensorReader(pair[1]) as bases:
+        seen = compare(pair[0], pair[1], readers=(sources, bases), ignore=(), progress=silent)
+    assert (seen.changed, seen.equal) == (("a.weight",), 0)
 
 
 # --- which tensors match ------------------------------------------------------------------------------------
