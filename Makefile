@@ -13,7 +13,7 @@ demo: $(VENV)/.ready
 	$(BIN)/publish demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

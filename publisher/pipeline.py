@@ -118,19 +118,26 @@ def run(options: Run, progress: Progress) -> Outcome:
     """
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
-    with room_in(options.dist, name="the output", size=0), locked(options.work), _target(options) as target:
-        _clear_partial_files(options)
+    with _target(options) as target:
         _require_signer(manifest, options)
         if options.writes:
             progress("checking that the Hub can be written to")
             preflight(manifest, target)
-        outcomes = tuple(_variant(variant, options, progress) for variant in variants)
-        changed = _card(manifest, options, progress) if options.includes("card") else None
-        if options.writes:
-            _require_publishable(manifest, options, progress)
-        signature = _sign(manifest, options, target=target, progress=progress) if options.includes("push") else None
-        plan = _plan(manifest, options, progress) if options.includes("push") and options.dry_run else None
-        pushed = _push(manifest, options, target=target, progress=progress) if options.writes else None
+        with room_in(options.dist, name="the output", size=0), locked(options.work):
+            _clear_partial_files(options)
+            return _run_stages(manifest, variants, options=options, target=target, progress=progress)
+
+
+def _run_stages(
+    manifest: Manifest, variants: Sequence[Variant], *, options: Run, target: Target, progress: Progress
+) -> Outcome:
+    outcomes = tuple(_variant(variant, options, progress) for variant in variants)
+    changed = _card(manifest, options, progress) if options.includes("card") else None
+    if options.writes:
+        _require_publishable(manifest, options, progress)
+    signature = _sign(manifest, options, target=target, progress=progress) if options.includes("push") else None
+    plan = _plan(manifest, options, progress) if options.includes("push") and options.dry_run else None
+    pushed = _push(manifest, options, target=target, progress=progress) if options.writes else None
     return Outcome(
         manifest=str(options.manifest_file),
         staged=str(options.staged),

@@ -8,6 +8,7 @@ Golden files hold text exactly as a user sees it. After a change that is meant, 
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from publisher.progress import silent
 
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background leaves SIGINT ignored, and so it would be in every process of theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Golden = Callable[[Path, str], None]
 

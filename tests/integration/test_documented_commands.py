@@ -54,7 +54,7 @@ STAND_INS = {
     "--base DIR_OR_REPO": "--base o/clef-flash-base",
 }
 # these publish or read what only a manifest of Hub checkpoints has
-OF_THE_HUB = ("--tag", "--from-hub", "--pr", "--stream")
+OF_THE_HUB = ("--tag", "--from-hub", "--pr", "--stream", "--from card")
 
 
 def documented() -> list[str]:
