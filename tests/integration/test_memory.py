@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 ROOT = Path(__file__).parents[2]
 SIZE, RANK = 1536, 256  # 4.7 MB a weight and side, 1.6 MB its factors
 EQUAL = (24, SIZE, SIZE)  # 113 MB a side
-SLACK = 50e6  # bytes: what an allocator keeps by it differs from run to run
+SLACK = 100e6  # bytes: what an allocator keeps by it differs from run to run, by up to 60 MB
 MANIFEST = f"""\
 version: 1
 repo: o/pico
@@ -58,15 +58,15 @@ def peak_of_extraction(folder: Path, *, modules: int, equal: bool) -> int:
 
 @pytest.fixture(scope="module")
 def least(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """With two changed weights and nothing else."""
-    return peak_of_extraction(tmp_path_factory.mktemp("least"), modules=2, equal=False)
+    """With four changed weights, so that reading ahead and writing behind are under way, and nothing else."""
+    return peak_of_extraction(tmp_path_factory.mktemp("least"), modules=4, equal=False)
 
 
-def test_five_times_the_weights_take_no_more_memory(least: int, tmp_path: Path) -> None:
-    more = peak_of_extraction(tmp_path, modules=10, equal=False)
-    assert more < least + SLACK, f"{least / 1e6:.0f} MB became {more / 1e6:.0f} MB; all pairs and factors are 110 MB"
+def test_six_times_the_weights_take_no_more_memory(least: int, tmp_path: Path) -> None:
+    more = peak_of_extraction(tmp_path, modules=24, equal=False)
+    assert more < least + SLACK, f"{least / 1e6:.0f} MB became {more / 1e6:.0f} MB; all pairs and factors are 264 MB"
 
 
 def test_a_large_tensor_that_is_equal_takes_no_memory(least: int, tmp_path: Path) -> None:
-    more = peak_of_extraction(tmp_path, modules=2, equal=True)
+    more = peak_of_extraction(tmp_path, modules=4, equal=True)
     assert more < least + SLACK, f"{least / 1e6:.0f} MB became {more / 1e6:.0f} MB; the tensor is 226 MB on both sides"
