@@ -24,8 +24,8 @@ def carried_modules(
     Raises:
         ExtractionError: a pattern matches no tensor, or selects a parameter that PEFT cannot carry alone.
     """
-    _require_matches(carry, headers)
-    chosen = [name for name in different if any(fnmatch.fnmatchcase(name, pattern) for pattern in carry)]
+    require_matches("carry", carry, headers, of="of the source")
+    chosen = [name for name in different if named_by(name, carry)]
     modules = {module_of(name) for name in chosen}
     _require_leaves(chosen, headers)
     return {module: tuple(sorted(name for name in headers if module_of(name) == module)) for module in sorted(modules)}
@@ -36,13 +36,23 @@ def module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _require_matches(carry: Sequence[str], names: Iterable[str]) -> None:
+def named_by(name: str, patterns: Sequence[str]) -> bool:
+    """Whether the manifest's adapter.ignore or adapter.carry names this tensor."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def require_matches(field: str, patterns: Sequence[str], names: Iterable[str], *, of: str) -> None:
+    """Each pattern of this field of `adapter` matches a tensor; `of` says whose tensors `names` are.
+
+    Raises:
+        ExtractionError: naming those that match none.
+    """
     every = list(names)
-    idle = [pattern for pattern in carry if not fnmatch.filter(every, pattern)]
+    idle = [pattern for pattern in patterns if not fnmatch.filter(every, pattern)]
     if idle:
         raise ExtractionError(
-            f"adapter.carry names {', '.join(idle)}, which no tensor matches",
-            expected="names or patterns of tensors of the source",
+            f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
+            expected=f"names or patterns of tensors {of}",
             next_step="correct or remove them in the manifest",
         )
 

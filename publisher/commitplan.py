@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 
 from publisher import artefacts, hub
 from publisher.errors import HubError, MissingRepositoryError, PushError
-from publisher.files import sha256_of
 from publisher.hub import Destination, RemoteFile
 from publisher.manifest import Manifest
 from publisher.records import Change, CommitPlan, FileDigest, Operation
@@ -79,10 +78,7 @@ def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
             expected="only what the stages wrote",
             next_step="move it elsewhere, and run again",
         )
-    return tuple(
-        FileDigest(name=name, size=(staged / name).stat().st_size, sha256=sha256_of(staged / name))
-        for name in sorted(found)
-    )
+    return tuple(FileDigest.of(staged / name, name=name) for name in sorted(found))
 
 
 def compare_with_head(

@@ -4,7 +4,6 @@ It refuses pairs whose tensors do not match, a base equal to the source, and cha
 unless the manifest leaves those tensors out or carries them whole; each with one report that names them all.
 """
 
-import fnmatch
 import math
 import re
 from collections import Counter
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from publisher import fp8
-from publisher.carried import carried_modules
+from publisher.carried import carried_modules, named_by, require_matches
 from publisher.dequantised import steps
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
 from publisher.records import Carried, LeftOut
-from publisher.tensors import Reader, TensorHeader
+from publisher.tensors import Reader, TensorHeader, in_blocks
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
@@ -87,14 +86,14 @@ def compare(
         progress(f"comparing {name}", index, len(shared))
         if not _one_file(source[name], base[name]) and not same(name, readers):
             different.append(name)
-    kept = [name for name in different if not _ignored(name, ignore)]
+    kept = [name for name in different if not named_by(name, ignore)]
     whole = carried_modules(kept, source, carry=carry)
     inside = {name for tensors in whole.values() for name in tensors}
     changed = tuple(name for name in kept if name not in inside)
     _require_change(changed, different)
     _require_carriable(changed, source, different=different, readers=readers)
     layers, layers_total = layers_of(changed, source)
-    ignored = tuple(_left_out(name, readers) for name in different if _ignored(name, ignore))
+    ignored = tuple(_left_out(name, readers) for name in different if named_by(name, ignore))
     return Comparison(
         changed=changed,
         equal=len(shared) - len(different),
@@ -133,8 +132,8 @@ def preflight(
             problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base{grown}"
         elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= _FLOATS:
             problems[name] = f"is {ours.dtype} in the source and {theirs.dtype} in the base"
-    _require_ignore_matches(ignore, {*source, *base})
-    open_problems = {name: what for name, what in problems.items() if not _ignored(name, ignore)}
+    require_matches("ignore", ignore, {*source, *base}, of="in either checkpoint")
+    open_problems = {name: what for name, what in problems.items() if not named_by(name, ignore)}
     if open_problems:
         raise ExtractionError(
             f"source and base do not match in {counted(len(open_problems), 'tensor')}:\n"
@@ -283,11 +282,8 @@ def _share(square: float, total: float) -> str:
 
 def squared_difference(source: torch.Tensor, base: torch.Tensor) -> float:
     """Sum of squares of source minus base, the base first cast to the source's dtype."""
-    ours, theirs = source.reshape(-1), base.reshape(-1)
-    blocks = (slice(start, start + _BLOCK) for start in range(0, ours.numel(), _BLOCK))
-    return sum(
-        float((ours[block].float() - theirs[block].to(ours.dtype).float()).double().square().sum()) for block in blocks
-    )
+    blocks = zip(in_blocks(source, _BLOCK), in_blocks(base, _BLOCK), strict=True)
+    return sum(float((ours.float() - theirs.to(ours.dtype).float()).double().square().sum()) for ours, theirs in blocks)
 
 
 def _left_out(name: str, readers: tuple[Reader, Reader]) -> LeftOut:
@@ -310,20 +306,6 @@ def _carried(module: str, tensors: tuple[str, ...], *, readers: tuple[Reader, Re
         square += squared_difference(source, base)
         parameters += source.numel()
     return Carried(module=module, tensors=tensors, tied=(), parameters=parameters, norm=math.sqrt(square))
-
-
-def _require_ignore_matches(ignore: Sequence[str], names: set[str]) -> None:
-    idle = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
-    if idle:
-        raise ExtractionError(
-            f"adapter.ignore names {', '.join(idle)}, which no tensor matches",
-            expected="names or patterns of tensors in either checkpoint",
-            next_step="correct or remove them in the manifest",
-        )
-
-
-def _ignored(name: str, ignore: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
 
 
 def _rows(ours: TensorHeader, theirs: TensorHeader) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from publisher import lora
+
 MARGIN = 1.07  # half a step, and what the rounding to bfloat16 adds to it
 
 
@@ -19,9 +21,7 @@ def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
 
 def steps_of(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """Distance between neighbouring values of the stored weight at each element, float32, in the weight's units."""
-    info = torch.finfo(weight.dtype)
-    power = (weight.float().view(torch.int32) & 0x7F800000).view(torch.float32)
-    return power.clamp_(min=info.smallest_normal).mul_(info.eps).mul_(_spread(scale, weight, block).abs())
+    return lora.step_of(weight.float(), weight.dtype).mul_(_spread(scale, weight, block).abs())
 
 
 def combined(steps: Iterable[Tensor | None]) -> Tensor | None:

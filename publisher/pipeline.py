@@ -341,8 +341,7 @@ def _is_as_left(path: Path, digest: str) -> bool:
 
 
 def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
-    digests = tuple(FileDigest(name=f.name, size=f.stat().st_size, sha256=sha256_of(f)) for f in files)
-    Marker(key=key, files=digests).write(marker)
+    Marker(key=key, files=tuple(map(FileDigest.of, files))).write(marker)
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------

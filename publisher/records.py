@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from publisher.errors import FetchError
-from publisher.files import canonical_json, write_text
+from publisher.files import canonical_json, sha256_of, write_text
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -68,6 +68,11 @@ class FileDigest(Record):
     name: str
     size: int
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path, *, name: str | None = None) -> Self:
+        """Of this file as it is now, under its own name or another."""
+        return cls(name=name or path.name, size=path.stat().st_size, sha256=sha256_of(path))
 
 
 class Checkpoint(Record):

@@ -14,7 +14,7 @@ from publisher import hub
 from publisher.artefacts import CARD, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.commitplan import BRANCH, compare_with_head
 from publisher.errors import CardError
-from publisher.files import sha256_of, write_text
+from publisher.files import write_text
 from publisher.hub import Destination, RemoteFile
 from publisher.manifest import Manifest, load_manifest
 from publisher.records import CommitPlan, FileDigest, PushOutcome
@@ -75,10 +75,7 @@ def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], 
 
 
 def _plan(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path) -> CommitPlan:
-    files = [
-        FileDigest(name=name, size=(root / name).stat().st_size, sha256=sha256_of(root / name))
-        for name in (CARD, MANIFEST)
-    ]
+    files = [FileDigest.of(root / name) for name in (CARD, MANIFEST)]
     published = [file for file in remote if file.path in {CARD, MANIFEST}]
     return CommitPlan(
         repo=manifest.repo,

@@ -190,7 +190,7 @@ def file_headers(file: Path) -> dict[str, TensorHeader]:
     Raises:
         FetchError: it is missing, cut short or no safetensors file.
     """
-    with _opened(file, framework="np") as opened:
+    with _opened(file) as opened:
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         places = _places(file)
         return {
@@ -210,9 +210,9 @@ def _places(file: Path) -> dict[str, tuple[int, int]]:
 
 
 @contextmanager
-def _opened(file: Path, *, framework: str) -> Iterator[Any]:
+def _opened(file: Path) -> Iterator[Any]:
     try:
-        with safe_open(file, framework=framework) as opened:
+        with safe_open(file, framework="np") as opened:
             yield opened
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="download or save it again") from None

@@ -8,7 +8,7 @@ along with the last. A file of weights whose header does not describe its bytes 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,6 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
 # --- headers by ranges --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamedHeader(TensorHeader):
-    """A tensor on the Hub."""
-
-
 class _Entry(Record):
     """One tensor in the header of a safetensors file; offsets count from the header's end."""
 
@@ -107,7 +102,7 @@ def _file_headers(snapshot: Snapshot, file: FileDigest) -> dict[str, TensorHeade
     if file.sha256 not in _known:
         _known[file.sha256] = _places(snapshot, file)
     return {
-        name: _StreamedHeader(
+        name: TensorHeader(
             entry.dtype,
             entry.shape,
             snapshot.folder / file.name,
@@ -163,7 +158,7 @@ class StreamReader:
     def __init__(self, snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> None:
         """`headers` as from `headers_of`."""
         self._snapshot = snapshot
-        self._headers = {name: header for name, header in headers.items() if isinstance(header, _StreamedHeader)}
+        self._headers = headers
         order = sorted(self._headers.items(), key=lambda item: (item[1].file, item[1].start, item[1].stop))
         self._next = {name: after for (name, one), (after, other) in pairwise(order) if one.file == other.file}
         self._ahead: dict[str, torch.Tensor] = {}
@@ -203,7 +198,7 @@ class StreamReader:
             for name, header in headers.items()
         }
 
-    def _range(self, first: _StreamedHeader, last: _StreamedHeader) -> "_Range":
+    def _range(self, first: TensorHeader, last: TensorHeader) -> "_Range":
         return _Range(self._snapshot.checkpoint, first.file.name, start=first.start, stop=last.stop)
 
 

@@ -22,7 +22,7 @@ from publisher.adapter import Factors, adapter_config, carried_keys, write_adapt
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
-from publisher.files import canonical_json, digest_of, no_room, sha256_of, write_text
+from publisher.files import canonical_json, digest_of, no_room, write_text
 from publisher.kept import Shelf, shelf
 from publisher.kinship import require_kin, require_low_rank
 from publisher.manifest import AdapterSettings, Energy, Expectation, Variant
@@ -301,7 +301,9 @@ def _assemble(
         base=base,
         settings=_settings(variant),
         tools=tools,
-        summary=summarise(figures, seen, adapter=_digest(staged / ADAPTER), config=_digest(staged / CONFIG)),
+        summary=summarise(
+            figures, seen, adapter=FileDigest.of(staged / ADAPTER), config=FileDigest.of(staged / CONFIG)
+        ),
         modules=figures,
     )
     extraction.write(staged / EXTRACTION)
@@ -329,10 +331,6 @@ def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:
 
 def _settings(variant: Variant) -> Settings:
     return Settings(**variant.adapter.model_dump(), model_class=variant.model_class)
-
-
-def _digest(path: Path) -> FileDigest:
-    return FileDigest(name=path.name, size=path.stat().st_size, sha256=sha256_of(path))
 
 
 def device_name(device: torch.device) -> str:

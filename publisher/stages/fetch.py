@@ -125,7 +125,7 @@ def _listed(file: hub.RemoteFile | None, name: str, *, where: str) -> FileDigest
 
 
 def _digest(file: Path) -> FileDigest:
-    return FileDigest(name=file.name, size=file.stat().st_size, sha256=sha256_of(file))
+    return FileDigest.of(file)
 
 
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
