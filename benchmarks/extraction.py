@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from publisher import lora
 from publisher.manifest import AdapterSettings
-from publisher.stages.extract import extract_module
+from publisher.module import extract_module
 
 RANK = 256
 SHAPES = {

@@ -12,6 +12,7 @@ import torch
 
 from publisher.manifest import Variant
 from publisher.records import Carried, Checkpoint, ModuleExtraction
+from publisher.residual import Residual
 from publisher.tensorfile import Planned, write_tensors
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
@@ -21,12 +22,15 @@ KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_mod
 class Factors:
     """One finished module: B (m, r) and A (r, n) in the adapter's dtype, of the weight (m, n) as stored, and figures.
 
+    `residual`: what a merge leaves to be set, where the manifest asks for it.
+
     A weight stored as (in, out) has its factors exchanged and transposed in the file: there, A is always (r, in).
     """
 
     b: torch.Tensor
     a: torch.Tensor
     figures: ModuleExtraction
+    residual: Residual | None = None
 
 
 def adapter_config(

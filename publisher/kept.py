@@ -15,6 +15,7 @@ from publisher.adapter import Factors
 from publisher.errors import FetchError
 from publisher.files import sha256_of
 from publisher.records import ModuleExtraction, Record
+from publisher.residual import Residual
 from publisher.tensorfile import Planned, write_tensors
 
 
@@ -35,7 +36,10 @@ class Shelf:
         """Keep a finished module; when this returns it is safe on disk."""
         name = module.figures.name
         factors = self._factors(name)
-        write_tensors(factors, {"a": _planned(module.a), "b": _planned(module.b)})
+        tensors = {"a": module.a, "b": module.b}
+        if module.residual is not None:
+            tensors |= {"index": module.residual.index, "value": module.residual.value}
+        write_tensors(factors, {key: _planned(tensor) for key, tensor in tensors.items()})
         _Kept(figures=module.figures, sha256=sha256_of(factors)).write(self._figures(name))
 
     def figures(self, name: str) -> ModuleExtraction | None:
@@ -54,7 +58,13 @@ class Shelf:
     def factors(self, figures: ModuleExtraction) -> Factors:
         """A finished module, from its figures."""
         tensors = load_file(self._factors(figures.name))
-        return Factors(tensors["b"], tensors["a"], figures)
+        residual = Residual(tensors["index"], tensors["value"]) if "index" in tensors else None
+        return Factors(tensors["b"], tensors["a"], figures, residual)
+
+    def residual(self, figures: ModuleExtraction) -> Residual:
+        """What a merge of this finished module leaves to be set; it was asked for."""
+        tensors = load_file(self._factors(figures.name))
+        return Residual(tensors["index"], tensors["value"])
 
     def _figures(self, name: str) -> Path:
         return self.folder / f"{name}.json"

@@ -88,7 +88,7 @@ class MergeQuality:
 def update_of(base: Tensor, source: Tensor) -> Tensor:
     """D = F - W in float32, the base first cast to the source's dtype; shape (m, n)."""
     delta = torch.empty(source.shape, device=source.device)
-    for rows in _row_blocks(source):
+    for rows in row_blocks(source):
         torch.sub(source[rows].float(), base[rows].to(source.dtype).float(), out=delta[rows])
     return delta
 
@@ -131,7 +131,7 @@ def rounding_noise(source: Tensor, *, name: str, steps: Tensor | None = None) ->
 def _drawn_errors(source: Tensor, generator: torch.Generator, steps: Tensor | None) -> Tensor:
     """Errors of step / sqrt(12) each, with random signs; float32, (m, n)."""
     errors = torch.empty(source.shape, device=source.device)
-    for rows in _row_blocks(source):
+    for rows in row_blocks(source):
         size = step_of(source[rows].float(), source.dtype)
         size = (size if steps is None else size.hypot(steps[rows])).mul_(12**-0.5)
         torch.copysign(size, _random_bytes(size, generator).float(), out=errors[rows])
@@ -151,7 +151,7 @@ def _edge_of(errors: Tensor, *, generator: torch.Generator) -> float:
     (u_i v_j)^2 times that of each error: large where one row or element makes the edge, small where all do.
     """
     u, sigma, v = _leading(errors, _gaussian(errors.shape[1], KRYLOV_BLOCK, generator), depth=NOISE_DEPTH)
-    variance = sum(squared_norm(errors[rows] * u[rows, None] * v) for rows in _row_blocks(errors))
+    variance = sum(squared_norm(errors[rows] * u[rows, None] * v) for rows in row_blocks(errors))
     return sigma + EDGE_DEVIATIONS * math.sqrt(variance)
 
 
@@ -276,7 +276,7 @@ def _finished(
     sign = torch.where(largest < 0, -1.0, 1.0)
     u, v = u * sign, v * sign
     scaled = u * s
-    residual = sum(squared_norm(delta[rows] - scaled[rows] @ v.T) for rows in _row_blocks(delta))
+    residual = sum(squared_norm(delta[rows] - scaled[rows] @ v.T) for rows in row_blocks(delta))
     return Decomposition(u, s, v, sigma_next, math.sqrt(residual), method)
 
 
@@ -331,7 +331,7 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
     a32, b32 = a.float(), b.float()
     error = total = 0.0
     exact = 0
-    for rows in _row_blocks(source):
+    for rows in row_blocks(source):
         weight, release = base[rows].to(source.dtype).float(), source[rows]
         delta = release.float() - weight
         product = b32[rows] @ a32
@@ -341,7 +341,8 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)
 
 
-def _row_blocks(matrix: Tensor) -> Iterator[slice]:
+def row_blocks(matrix: Tensor) -> Iterator[slice]:
+    """Rows of the matrix (m, n), in blocks of some two million elements."""
     rows = max(1, BLOCK_ELEMENTS // matrix.shape[1])
     return (slice(start, start + rows) for start in range(0, matrix.shape[0], rows))
 

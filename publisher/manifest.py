@@ -252,8 +252,8 @@ class Energy(_Model):
 class AdapterSettings(_Model):
     """How the adapter is made. Nothing has a hidden default but `ignore` and `carry`, which are empty."""
 
-    method: Literal["svd"]
-    """How the update is factored: svd, the best fit of its rank."""
+    method: Literal["svd", "exact"]
+    """How the update is factored: svd, the best fit of its rank; exact, so that merging gives the released weights."""
     rank: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"] | Energy, BeforeValidator(_rank)]
     """Rank of the adapter; auto: what stands above the merge's rounding; or {energy: 0.95}, for a full fine-tune."""
     dtype: Literal["bfloat16", "float32", "float16"]
@@ -266,6 +266,16 @@ class AdapterSettings(_Model):
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
     carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
+    residual: bool = False
+    """With method exact: the weights that a merge does not restore are kept in residual.safetensors."""
+
+    @model_validator(mode="after")
+    def _residual_of_exact(self) -> Self:
+        if self.residual and self.method != "exact":
+            raise ValueError("residual needs method: exact")
+        if self.method == "exact" and isinstance(self.rank, Energy):
+            raise ValueError("method exact needs a rank that holds the whole update: a number, or auto")
+        return self
 
 
 class Expectation(_Model):

@@ -103,6 +103,38 @@ class Snapshot(Record):
 # --- extract ------------------------------------------------------------------------------------------------
 
 
+PLATEAU = 0.999  # a share that exact recovery passes where nothing is wrong with rank and arithmetic
+
+
+class ExactRecovery(Record):
+    """How far a module's factors merge back to the released weight (`adapter.method: exact`).
+
+    Attributes:
+        arithmetic: how the release was merged, as far as can be inferred: base + update rounded once, or with the
+            update rounded to the source's dtype before.
+        told_apart: the two would show: in what a fit leaves, or in the share that each reaches.
+        other_share: share reached with the other arithmetic, where it was tried.
+        rank_shown: singular values of the update above the noise edge, among those kept.
+        svd_share: share of elements that the truncated SVD restores, in float32.
+        float32_share: share that the recovered factors restore, in float32.
+        share: the same of the factors as shipped, in the adapter's dtype.
+        iterations: that it took.
+        ended: `inside`, with every element in its interval; `settled`, with nothing gained any more; or `budget`.
+        residual: elements in the residual file; absent where none was asked for.
+    """
+
+    arithmetic: Literal["one rounding", "update rounded first"]
+    told_apart: bool
+    other_share: Figure | None
+    rank_shown: int
+    svd_share: Figure
+    float32_share: Figure
+    share: Figure
+    iterations: int
+    ended: Literal["inside", "settled", "budget"]
+    residual: int | None = None
+
+
 class ModuleExtraction(Record):
     """What was found in one linear module, and how well its factors carry the update.
 
@@ -126,6 +158,7 @@ class ModuleExtraction(Record):
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
+        recovery: what the exact method reached; absent with the method svd.
     """
 
     name: str
@@ -147,6 +180,7 @@ class ModuleExtraction(Record):
     unchanged_share: Figure
     rank_at_least: bool
     transposed: bool = False
+    recovery: ExactRecovery | None = None
 
 
 class LeftOut(Record):
@@ -220,6 +254,7 @@ class ExtractionSummary(Record):
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
         exact_share: over all elements of all modules.
         update_rms: over the modules.
+        recovery: what the exact method reached; absent with the method svd.
     """
 
     linears: int
@@ -244,6 +279,35 @@ class ExtractionSummary(Record):
     approximation: bool
     exact_share: Figure
     exact_share_modules: Spread
+    recovery: "RecoverySummary | None" = None
+
+
+class RecoverySummary(Record):
+    """The exact method's figures over all modules.
+
+    Attributes:
+        svd_share: over all elements, what the truncated SVD restores in float32.
+        float32_share: what the recovered factors restore in float32.
+        share: what they restore as shipped, by the arithmetic found for each module.
+        modules: shares of the modules in float32.
+        arithmetic: modules for each way in which the release may have been merged.
+        told_apart: modules in which the other way would have shown.
+        short: modules that stopped below a share that a sufficient rank would reach.
+        rank_beyond: modules whose rank is more than what stands above the noise.
+        residual: the file of the elements that still differ, and how many it holds; absent where none was asked for.
+        residual_elements: how many.
+    """
+
+    svd_share: Figure
+    float32_share: Figure
+    share: Figure
+    modules: Spread
+    arithmetic: dict[str, int]
+    told_apart: int
+    short: int
+    rank_beyond: int
+    residual: FileDigest | None = None
+    residual_elements: int | None = None
 
 
 class Energy(Record):
@@ -263,6 +327,7 @@ class Settings(Record):
     model_class: str
     ignore: tuple[str, ...]
     carry: tuple[str, ...] = ()
+    residual: bool = False
 
 
 class Tools(Record):

@@ -5,16 +5,20 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
 from publisher.records import (
+    PLATEAU,
+    ExactRecovery,
     Extraction,
     ExtractionSummary,
     FileDigest,
     ModuleExtraction,
     RankCount,
+    RecoverySummary,
     Spread,
     six_digits,
 )
@@ -24,9 +28,14 @@ NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word 
 
 
 def summarise(
-    modules: Sequence[ModuleExtraction], seen: Comparison, *, adapter: FileDigest, config: FileDigest
+    modules: Sequence[ModuleExtraction],
+    seen: Comparison,
+    *,
+    adapter: FileDigest,
+    config: FileDigest,
+    residual: FileDigest | None = None,
 ) -> ExtractionSummary:
-    """The summary of these modules, at least one; `adapter` and `config` are the two files written."""
+    """The summary of these modules, at least one; the digests are those of the files written."""
     elements = [math.prod(module.shape) for module in modules]
     exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
     total = _whole_update(modules, seen)
@@ -57,6 +66,31 @@ def summarise(
         approximation=_approximates(modules),
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
+        recovery=_recovery(modules, residual),
+    )
+
+
+def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) -> RecoverySummary | None:
+    found = [(module, module.recovery) for module in modules if module.recovery is not None]
+    if not found:
+        return None
+    elements = sum(math.prod(module.shape) for module, _ in found)
+
+    def share(of: Callable[[ExactRecovery], float]) -> float:
+        return sum(math.prod(module.shape) * of(recovery) for module, recovery in found) / elements
+
+    recoveries = [recovery for _, recovery in found]
+    return RecoverySummary(
+        svd_share=share(lambda recovery: recovery.svd_share),
+        float32_share=share(lambda recovery: recovery.float32_share),
+        share=share(lambda recovery: recovery.share),
+        modules=_spread(recovery.float32_share for recovery in recoveries),
+        arithmetic=dict(sorted(Counter(recovery.arithmetic for recovery in recoveries).items())),
+        told_apart=sum(recovery.told_apart for recovery in recoveries),
+        short=sum(recovery.float32_share < PLATEAU for recovery in recoveries),
+        rank_beyond=sum(module.rank > recovery.rank_shown for module, recovery in found),
+        residual=residual,
+        residual_elements=sum(recovery.residual or 0 for recovery in recoveries) if residual else None,
     )
 
 
@@ -85,7 +119,14 @@ def _share(norm: float | None, total: float) -> dict[str, float | None]:
 def summary_problems(extraction: Extraction) -> list[str]:
     """The fields of the summary that do not follow from the modules."""
     claimed = extraction.summary
-    again = summarise(extraction.modules, _as_claimed(extraction), adapter=claimed.adapter, config=claimed.config)
+    residual = claimed.recovery.residual if claimed.recovery else None
+    again = summarise(
+        extraction.modules,
+        _as_claimed(extraction),
+        adapter=claimed.adapter,
+        config=claimed.config,
+        residual=residual,
+    )
     return list(differences(claimed, again))
 
 

@@ -12,7 +12,13 @@ import torch
 
 from publisher.files import atomic
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # in the order safetensors sorts by
+_DTYPES = {  # in the order safetensors sorts by
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
 _ALIGNMENT = 8  # of the first tensor
 
 

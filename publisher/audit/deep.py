@@ -21,9 +21,10 @@ from publisher.devices import chosen_device
 from publisher.errors import PublisherError, shown
 from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
+from publisher.module import extract_module
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.extract import extract_module, quantisation_steps
+from publisher.stages.extract import quantisation_steps
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.structure import compared

@@ -9,7 +9,6 @@ It refuses checkpoints whose tensors do not match, a base equal to the source, c
 the manifest neither leaves out nor carries whole, and whatever contradicts the manifest's `expect`.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,15 +16,16 @@ from pathlib import Path
 
 import torch
 
-from publisher import dequantised, fp8, lora, provenance
-from publisher.adapter import Factors, adapter_config, carried_keys, write_adapter
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
+from publisher import dequantised, fp8, provenance
+from publisher.adapter import adapter_config, carried_keys, write_adapter
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.comparison import Comparison, ranges
 from publisher.errors import ExtractionError, counted, listed
 from publisher.files import canonical_json, digest_of, no_room, write_text
 from publisher.kept import Shelf, shelf
 from publisher.kinship import require_kin, require_low_rank
-from publisher.manifest import AdapterSettings, Energy, Expectation, Variant
+from publisher.manifest import AdapterSettings, Expectation, Variant
+from publisher.module import DTYPES, extract_module
 from publisher.overlap import Behind, ahead
 from publisher.progress import Progress
 from publisher.records import (
@@ -36,9 +36,11 @@ from publisher.records import (
     Snapshot,
     Tools,
 )
+from publisher.recovered import Told
+from publisher.residual import planned
 from publisher.structure import compared
 from publisher.summary import summarise
-from publisher.tensorfile import Planned
+from publisher.tensorfile import Planned, write_tensors
 from publisher.tensors import Reader, TensorHeader, torch_dtype
 from publisher.weights import headers_of, reader_of
 
@@ -47,13 +49,18 @@ CODE = (
     "carried.py",
     "comparison.py",
     "dequantised.py",
+    "exact.py",
     "files.py",
     "fp8.py",
     "kept.py",
     "kinship.py",
     "lora.py",
+    "module.py",
     "overlap.py",
+    "recovered.py",
     "records.py",
+    "residual.py",
+    "rounding.py",
     "structure.py",
     "summary.py",
     "tensors.py",
@@ -61,8 +68,6 @@ CODE = (
     "weights.py",
     "stages/extract.py",
 )  # what decides the bytes
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
 
 
 def extract(
@@ -93,6 +98,8 @@ def extract(
     with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
         seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
+        if variant.adapter.method == "exact":
+            _require_intervals(seen, headers[0], label=variant.label)
         require_kin(seen.changed, (sources, bases))
         tools = provenance.tools(device_name(device), code=CODE)
         kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
@@ -105,8 +112,23 @@ def extract(
         progress("writing the adapter")
         carried = {key: _planned(sources, headers[0][name], name) for key, name in carried_keys(seen.carried).items()}
         snapshots = source, base
-        write = _writer(variant, kept=kept, carried=carried)
+        write = partial(
+            _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[0][seen.changed[0]])
+        )
         return _assemble(modules, variant, seen=seen, snapshots=snapshots, tools=tools, staged=staged, write=write)
+
+
+def _require_intervals(seen: Comparison, source: Mapping[str, TensorHeader], *, label: str) -> None:
+    """The exact method goes by the rounding of the source, which bf16 and fp16 weights show and others do not."""
+    wrong = [name for name in seen.changed if torch_dtype(source[name]) not in (torch.bfloat16, torch.float16)]
+    wrong = list(seen.changed) if "source" in seen.fp8 else wrong
+    if wrong:
+        stored = "FP8" if "source" in seen.fp8 else source[wrong[0]].dtype
+        raise ExtractionError(
+            f"{label}: {counted(len(wrong), 'weight')} of the source in {stored}:\n{listed(wrong)}\n",
+            expected="bf16 or fp16 weights for adapter.method exact, which goes by the interval that rounded to each",
+            next_step="set adapter.method: svd in the manifest",
+        )
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
@@ -121,78 +143,7 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
         )
 
 
-# --- one module ---------------------------------------------------------------------------------------------
-
-
-def extract_module(
-    name: str,
-    source: torch.Tensor,
-    *,
-    base: torch.Tensor,
-    settings: AdapterSettings,
-    steps: torch.Tensor | None = None,
-) -> Factors:
-    """Factors and figures of one changed linear weight; a pure function of its arguments.
-
-    Args:
-        name: the tensor's name, which seeds the arithmetic.
-        source: released weight (m, n).
-        base: base weight (m, n).
-        settings: rank and dtype.
-        steps: of the quantisation of either side, float32 (m, n), where there is one.
-
-    Raises:
-        ExtractionError: NaN or infinity in either weight.
-    """
-    _require_finite(name, source, base=base)
-    noise = lora.rounding_noise(source, name=name, steps=steps)
-    delta = lora.update_of(base, source)
-    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
-    found = lora.decompose(delta, rank=rank, edge=noise.edge, name=name)
-    size = math.sqrt(lora.squared_norm(delta))
-    unchanged = delta.numel() - int(delta.count_nonzero())
-    del delta
-    b, a = lora.factors_of(found, _DTYPES[settings.dtype])
-    quality = lora.merge_quality(base, source, b=b, a=a)
-    figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
-    return Factors(b.cpu(), a.cpu(), figures)
-
-
-def _figures(
-    name: str,
-    source: torch.Tensor,
-    *,
-    found: lora.Decomposition,
-    noise: lora.Noise,
-    quality: lora.MergeQuality,
-    size: float,
-    unchanged: int,
-) -> ModuleExtraction:
-    rows, columns = source.shape
-    floor, fit = noise.norm / size, found.residual / size
-    expected = lora.expected_error(floor, shape=(rows, columns), rank=found.rank)
-    sigma_r = float(found.s[-1]) if found.rank else 0.0
-    hidden = found.sigma_next is not None and (found.sigma_next > noise.edge or sigma_r < _FULL_GAP * noise.edge)
-    return ModuleExtraction(
-        name=name.removesuffix(".weight"),
-        shape=(rows, columns),
-        rank=found.rank,
-        alpha=found.rank,
-        method=found.method,
-        fit_error=fit,
-        relative_error=quality.relative_error,
-        rounding_floor=floor,
-        expected_error=expected,
-        ratio=fit / expected if expected else None,
-        sigma_1=float(found.s[0]) if found.rank else 0.0,
-        sigma_r=sigma_r,
-        sigma_next=found.sigma_next,
-        noise_edge=noise.edge,
-        update_rms=size / math.sqrt(source.numel()),
-        exact_share=quality.exact_elements / source.numel(),
-        unchanged_share=unchanged / source.numel(),
-        rank_at_least=hidden,
-    )
+# --- the modules ----------------------------------------------------------------------------------------------
 
 
 def _finished(
@@ -215,17 +166,24 @@ def _finished(
             progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
             source, base, steps = pair
             steps = None if steps is None else steps.to(device)
-            module = extract_module(name, source.to(device), base=base.to(device), settings=settings, steps=steps)
+            told = _told(progress, f"extracting {name}", done=sum(map(bool, found.values())), total=len(names))
+            weights = source.to(device), base.to(device)
+            module = extract_module(name, weights[0], base=weights[1], settings=settings, steps=steps, told=told)
             writing.do(kept.put, module)
             found[name] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
+
+
+def _told(progress: Progress, what: str, *, done: int, total: int) -> Told:
+    """Passes on the iterations of the exact method on one module."""
+    return lambda iteration, share: progress(f"{what}: {share:.3%} exact after {iteration} iterations", done, total)
 
 
 def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
     """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
-    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * _DTYPES[settings.dtype].itemsize
+    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * DTYPES[settings.dtype].itemsize
     needed = 2 * adapter - kept.size()
     work.mkdir(parents=True, exist_ok=True)
     if needed > shutil.disk_usage(work).free:
@@ -245,22 +203,9 @@ def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tenso
 
 def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
-    settings = variant.adapter.model_dump(include={"method", "rank", "dtype"})
+    settings = variant.adapter.model_dump(include={"method", "rank", "dtype", "residual"})
     machine = [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()]  # both move the last digits
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, machine])
-
-
-def _require_finite(name: str, source: torch.Tensor, *, base: torch.Tensor) -> None:
-    sides = {"source": source, "base": base.to(source.dtype)}
-    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
-        return
-    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
-    raise ExtractionError(
-        f"{name} holds NaN or infinity: "
-        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
-        expected="finite weights",
-        next_step="check that checkpoint; it is damaged or its training diverged",
-    )
 
 
 def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
@@ -293,7 +238,8 @@ def _assemble(
     source, base = (snapshot.checkpoint for snapshot in snapshots)
     config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
     write_text(staged / CONFIG, canonical_json(config))
-    write(staged / ADAPTER, figures)
+    write(staged, figures)
+    residual = staged / RESIDUAL
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -302,7 +248,11 @@ def _assemble(
         settings=_settings(variant),
         tools=tools,
         summary=summarise(
-            figures, seen, adapter=FileDigest.of(staged / ADAPTER), config=FileDigest.of(staged / CONFIG)
+            figures,
+            seen,
+            adapter=FileDigest.of(staged / ADAPTER),
+            config=FileDigest.of(staged / CONFIG),
+            residual=FileDigest.of(residual) if residual.is_file() else None,
         ),
         modules=figures,
     )
@@ -310,11 +260,24 @@ def _assemble(
     return extraction
 
 
-def _writer(
-    variant: Variant, *, kept: Shelf, carried: Mapping[str, Planned]
-) -> Callable[[Path, Sequence[ModuleExtraction]], None]:
-    """Writes the adapter's weights: kept modules and what is carried whole, each read when its turn comes."""
-    return partial(write_adapter, dtype=_DTYPES[variant.adapter.dtype], load=kept.factors, carried=carried)
+def _write(
+    staged: Path,
+    modules: Sequence[ModuleExtraction],
+    *,
+    variant: Variant,
+    kept: Shelf,
+    carried: Mapping[str, Planned],
+    dtype: torch.dtype,
+) -> None:
+    """The adapter's weights, of kept modules and of what is carried whole, each read when its turn comes.
+
+    And residual.safetensors, whose values are in the source's `dtype`; one that is not asked for any more goes.
+    """
+    factors = DTYPES[variant.adapter.dtype]
+    write_adapter(staged / ADAPTER, modules, dtype=factors, load=kept.factors, carried=carried)
+    (staged / RESIDUAL).unlink(missing_ok=True)
+    if variant.adapter.residual:
+        write_tensors(staged / RESIDUAL, planned(modules, kept.residual, dtype=dtype))
 
 
 def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:

@@ -10,7 +10,7 @@ from torch import Tensor
 from publisher.errors import ExtractionError
 from publisher.lora import step_of
 from publisher.manifest import AdapterSettings
-from publisher.stages.extract import extract_module
+from publisher.module import extract_module
 
 NAME = "model.layers.3.mlp.up_proj.weight"
 RANK = 12

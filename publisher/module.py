@@ -1,0 +1,116 @@
+"""One changed linear weight becomes its factors and figures: the unit of work of an extraction.
+
+A pure function of two weights, a name and the settings, so that it gives the same wherever and in whatever order it
+runs. It refuses NaN and infinity.
+"""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from publisher import lora
+from publisher.adapter import Factors
+from publisher.errors import ExtractionError, counted
+from publisher.manifest import AdapterSettings, Energy
+from publisher.records import ModuleExtraction
+from publisher.recovered import Told, recovered
+from publisher.residual import residual_of
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
+
+
+def extract_module(
+    name: str,
+    source: Tensor,
+    *,
+    base: Tensor,
+    settings: AdapterSettings,
+    steps: Tensor | None = None,
+    told: Told = lambda _iteration, _share: None,
+) -> Factors:
+    """Factors and figures of one changed linear weight; a pure function of its arguments.
+
+    Args:
+        name: the tensor's name, which seeds the arithmetic.
+        source: released weight (m, n).
+        base: base weight (m, n).
+        settings: rank and dtype.
+        steps: of the quantisation of either side, float32 (m, n), where there is one.
+        told: of each iteration of the exact method and the share that lies inside.
+
+    Raises:
+        ExtractionError: NaN or infinity in either weight.
+    """
+    _require_finite(name, source, base=base)
+    noise = lora.rounding_noise(source, name=name, steps=steps)
+    delta = lora.update_of(base, source)
+    fit = partial(lora.decompose, delta, edge=noise.edge, name=name)
+    found = fit(rank=settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank)
+    size = math.sqrt(lora.squared_norm(delta))
+    unchanged = delta.numel() - int(delta.count_nonzero())
+    recovery = residual = None
+    if settings.method == "exact":
+        again = (lambda rank: fit(rank=rank)) if settings.rank == "auto" else None
+        exact = recovered(base, source, found=found, again=again, noise=noise, dtype=DTYPES[settings.dtype], told=told)
+        found, b, a, recovery = exact.found, exact.b, exact.a, exact.figures
+        if settings.residual:
+            residual = residual_of(base, source, b=b, a=a, arithmetic=recovery.arithmetic).cpu()
+            recovery = recovery.model_copy(update={"residual": residual.index.numel()})
+    else:
+        b, a = lora.factors_of(found, DTYPES[settings.dtype])
+    quality = lora.merge_quality(base, source, b=b, a=a)
+    figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
+    return Factors(b.cpu(), a.cpu(), figures.model_copy(update={"recovery": recovery}), residual)
+
+
+def _figures(
+    name: str,
+    source: Tensor,
+    *,
+    found: lora.Decomposition,
+    noise: lora.Noise,
+    quality: lora.MergeQuality,
+    size: float,
+    unchanged: int,
+) -> ModuleExtraction:
+    rows, columns = source.shape
+    floor, fit = noise.norm / size, found.residual / size
+    expected = lora.expected_error(floor, shape=(rows, columns), rank=found.rank)
+    sigma_r = float(found.s[-1]) if found.rank else 0.0
+    hidden = found.sigma_next is not None and (found.sigma_next > noise.edge or sigma_r < _FULL_GAP * noise.edge)
+    return ModuleExtraction(
+        name=name.removesuffix(".weight"),
+        shape=(rows, columns),
+        rank=found.rank,
+        alpha=found.rank,
+        method=found.method,
+        fit_error=fit,
+        relative_error=quality.relative_error,
+        rounding_floor=floor,
+        expected_error=expected,
+        ratio=fit / expected if expected else None,
+        sigma_1=float(found.s[0]) if found.rank else 0.0,
+        sigma_r=sigma_r,
+        sigma_next=found.sigma_next,
+        noise_edge=noise.edge,
+        update_rms=size / math.sqrt(source.numel()),
+        exact_share=quality.exact_elements / source.numel(),
+        unchanged_share=unchanged / source.numel(),
+        rank_at_least=hidden,
+    )
+
+
+def _require_finite(name: str, source: Tensor, *, base: Tensor) -> None:
+    sides = {"source": source, "base": base.to(source.dtype)}
+    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
+        return
+    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
+    raise ExtractionError(
+        f"{name} holds NaN or infinity: "
+        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
+        expected="finite weights",
+        next_step="check that checkpoint; it is damaged or its training diverged",
+    )
