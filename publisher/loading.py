@@ -144,6 +144,23 @@ def load_adapter(model: Any, adapter: Adapter, *, low_cpu_mem_usage: bool = Fals
     return loaded, [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
 
 
+def merged_by_peft(weight: torch.Tensor, *, b: torch.Tensor, a: torch.Tensor, safe: bool) -> torch.Tensor:
+    """What PEFT's own `merge_and_unload` makes of one weight (m, n) and its factors (m, r), (r, n), at a scaling of 1.
+
+    `safe`: with `safe_merge=True`, by which PEFT rounds the update to the weight's dtype before it is added.
+    """
+    rank = a.shape[0]
+    alone = torch.nn.Sequential(torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
+    alone[0].weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["0"], init_lora_weights=False)
+    adapted = peft.get_peft_model(alone, settings)
+    layer = adapted.base_model.model[0]
+    layer.lora_A["default"].weight.data = a.float()
+    layer.lora_B["default"].weight.data = b.float()
+    merged: torch.Tensor = adapted.merge_and_unload(safe_merge=safe)[0].weight.data
+    return merged
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""

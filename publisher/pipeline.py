@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST
+from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, RESIDUAL
 from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError
 from publisher.files import digest_of, room_in, sha256_of, write_text
@@ -46,6 +46,7 @@ _VALIDATION_CODE = (
     "loading.py",
     "lora.py",
     "records.py",
+    "residual.py",
     "tensors.py",
     "weights.py",
     "stages/validate.py",
@@ -274,7 +275,8 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
         device=device,
         progress=progress,
     )
-    _mark(marker, key, files=[evidence, place.staged / CONFIG, place.staged / ADAPTER])
+    residual = [place.staged / RESIDUAL] if place.variant.adapter.residual else []
+    _mark(marker, key, files=[evidence, place.staged / CONFIG, place.staged / ADAPTER, *residual])
     return extraction, False
 
 
@@ -311,11 +313,12 @@ def _validation(
 
 
 def validation_key(staged: Path) -> str:
-    """Digest of what a validation rests on: the adapter's three files, which name the checkpoints, and the judges.
+    """Digest of what a validation rests on: the adapter's files, which name the checkpoints, and the judges.
 
     A file that is missing has no digest; to say so is the validation's business.
     """
-    files = [sha256_of(file) if file.is_file() else "" for file in map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER))]
+    judged = map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER, RESIDUAL))
+    files = [sha256_of(file) if file.is_file() else "" for file in judged]
     return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 

@@ -39,7 +39,7 @@ class Residual:
     def apply(self, merged_weight: Tensor) -> Tensor:
         """The weight (m, n) with these elements set; a copy."""
         whole = merged_weight.flatten().clone()
-        whole[self.index] = self.value.to(whole.device)
+        whole[self.index] = self.value.to(whole)
         return whole.view(merged_weight.shape)
 
 

@@ -23,7 +23,7 @@ from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
 from publisher.module import extract_module
 from publisher.progress import Progress
-from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
+from publisher.records import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
 from publisher.stages.extract import quantisation_steps
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
@@ -32,6 +32,7 @@ from publisher.summary import differences, summarise
 from publisher.weights import headers_of, reader_of
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
+_OTHER_SHARE = 1e-3  # between two machines' recoveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def comparison(case: _Case) -> str:
     problems = [f"{name} differs and has no module" for name in sorted(set(seen.changed) - modules)]
     problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
     claimed = extraction.summary
-    again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config)
+    residual = claimed.recovery.residual if claimed.recovery else None
+    again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config, residual=residual)
     require_none([*problems, *differences(claimed, again)])
     return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
 
@@ -160,12 +162,25 @@ def extracted_again(case: _Case) -> str:
 
 
 def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
-    elsewhere = {"alpha", "transposed"}  # they follow from layout and class, and are checked by the loading
+    elsewhere = {"alpha", "transposed", "recovery"}  # the first two follow from layout and class: loading checks them
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+    yield from _other_recovery(claimed.name, claimed.recovery, again.recovery)
+
+
+def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecovery | None) -> Iterator[str]:
+    """Iterations go their own way on every machine; where they arrive is the same."""
+    if claimed is None or again is None:
+        if claimed != again:
+            yield f"{name}: recovery is {shown(claimed)}; it comes out as {shown(again)}"
+        return
+    if claimed.arithmetic != again.arithmetic:
+        yield f"{name}: arithmetic is {claimed.arithmetic}; it comes out as {again.arithmetic}"
+    if abs(claimed.float32_share - again.float32_share) > _OTHER_SHARE:
+        yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
 
 
 def residuals(case: _Case) -> str:

@@ -9,7 +9,8 @@ PEFT itself only warns, or says nothing, where an adapter loads in part; here ea
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,27 @@ from safetensors import safe_open
 
 from publisher import lora
 from publisher.adapter import KEY_PREFIX, carried_keys
-from publisher.artefacts import ADAPTER, CONFIG
+from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
-from publisher.loading import Adapter, class_named, configuration, load_adapter, loading_problems, quiet
+from publisher.loading import (
+    Adapter,
+    class_named,
+    configuration,
+    load_adapter,
+    loading_problems,
+    merged_by_peft,
+    quiet,
+)
 from publisher.manifest import Variant
 from publisher.progress import Progress
-from publisher.records import Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
+from publisher.records import ExactRecovery, Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
+from publisher.residual import Residual
 from publisher.summary import summary_problems
 from publisher.tensors import TensorHeader
 from publisher.weights import headers_of, reader_of
 
+MERGE_TOLERANCE = 1e-4  # of a share: sums in another order move what lies at the very edge of its interval
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
 FUNCTION_LIMIT = 0.5  # of the way from the source's logits to the base's
 _SEQUENCES, _TOKENS = 2, 32
@@ -92,7 +103,11 @@ def require_structure(variant: Variant, extraction: Extraction, *, base: Snapsho
 
 def require_files(extraction: Extraction, staged: Path) -> None:
     """The adapter's files are those of extraction.json, and hold just its modules: shapes, dtype, finite, not zero."""
-    for name, digest in ((ADAPTER, extraction.summary.adapter.sha256), (CONFIG, extraction.summary.config.sha256)):
+    summary = extraction.summary
+    files = [(ADAPTER, summary.adapter.sha256), (CONFIG, summary.config.sha256)]
+    if summary.recovery and summary.recovery.residual:
+        files.append((RESIDUAL, summary.recovery.residual.sha256))
+    for name, digest in files:
         if not (staged / name).is_file():
             raise ValidationError(f"{staged / name} does not exist", next_step=_AGAIN)
         found = sha256_of(staged / name)
@@ -157,11 +172,13 @@ def require_numbers(
     progress: Progress,
 ) -> float:
     """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
-    largest, problems = 0.0, []
+    largest = 0.0
+    problems: list[str] = []
     with (
         reader_of(source, headers_of(source)) as sources,
         reader_of(base, headers_of(base)) as bases,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
+        _residuals(extraction, staged) as residuals,
     ):
         for index, module in enumerate(extraction.modules):
             progress(f"checking {module.name}", index, len(extraction.modules))
@@ -169,6 +186,8 @@ def require_numbers(
             a, b = (adapter.get_tensor(key).to(device) for key in sorted(_tensors_of(module)))
             if module.transposed:
                 a, b = b.T, a.T
+            if module.recovery:
+                problems += _merge_problems(module.name, module.recovery, weights, factors=(b, a), left=residuals)
             found = lora.merge_quality(*weights, b=b, a=a)
             exact = found.exact_elements / math.prod(module.shape)
             differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
@@ -182,6 +201,43 @@ def require_numbers(
                 problems.append(f"{key} is not the source's {name}")
     _require_none(problems, "base + adapter differs from what extraction.json claims")
     return largest
+
+
+@contextmanager
+def _residuals(extraction: Extraction, staged: Path) -> Iterator[Callable[[str], Residual] | None]:
+    """Gives the residual of a module, where the release has a file of them."""
+    recovery = extraction.summary.recovery
+    if recovery is None or recovery.residual is None:
+        yield None
+        return
+    with safe_open(staged / RESIDUAL, framework="pt") as file:
+        names = set(file.keys())
+
+        def residual(name: str) -> Residual:
+            if f"{name}.index" not in names:
+                return Residual(torch.empty(0, dtype=torch.int64), torch.empty(0))
+            return Residual(file.get_tensor(f"{name}.index").long(), file.get_tensor(f"{name}.value"))
+
+        yield residual
+
+
+def _merge_problems(
+    name: str,
+    recovery: ExactRecovery,
+    weights: Sequence[torch.Tensor],
+    *,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    left: Callable[[str], Residual] | None,
+) -> Iterator[str]:
+    """What PEFT's own merge restores, as much as is claimed; and everything, once the residual is set."""
+    base, source = weights
+    safe = recovery.arithmetic == "update rounded first"
+    merged = merged_by_peft(base.to(source.dtype), b=factors[0], a=factors[1], safe=safe)
+    share = float((merged == source).double().mean())
+    if not share >= recovery.share - MERGE_TOLERANCE:
+        yield f"{name}: PEFT's merge restores {share:.6%}, claimed {recovery.share:.6%}"
+    if left is not None and not torch.equal(left(name).apply(merged), source):
+        yield f"{name}: PEFT's merge with {RESIDUAL} is not the source's weight"
 
 
 # --- function -----------------------------------------------------------------------------------------------
