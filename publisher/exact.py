@@ -90,9 +90,10 @@ class _Scale:
         size = math.sqrt(rows * columns)
         of_freedom, least, most = SLACK
         freedom = rank * (rows + columns - rank) / (rows * columns)
+        narrowest = max(RESOLUTION * float(torch.linalg.vector_norm(goal.centre)) / size, 1e-30)
         return cls(
-            reference=float(torch.linalg.vector_norm(goal.half)) / size,
-            narrowest=max(RESOLUTION * float(torch.linalg.vector_norm(goal.centre)) / size, 1e-30),
+            reference=max(float(torch.linalg.vector_norm(goal.half)) / size, narrowest),
+            narrowest=narrowest,
             slack=min(max(of_freedom * freedom, least), most),
         )
 
