@@ -8,7 +8,7 @@ docs/verification.md says what each figure means.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from publisher.records import (
     Kind,
     KindAgreement,
     Limits,
+    Record,
     Side,
     VerificationSet,
 )
@@ -34,6 +35,7 @@ from publisher.records import (
 NEAR_TIE = 0.05  # probabilities closer than this are nearly a draw
 BINS = 15
 _CONFIDENCE = 0.95
+_ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
 Floats = NDArray[np.float64]
 
 
@@ -233,6 +235,7 @@ def _gold(compared: Sequence[_Compared]) -> Gold | None:
     named = {name: _accuracy(groups[name]) for name in sorted(groups) if name}
     differences = [(a.wrong_to_right - a.right_to_wrong) / a.questions for a in named.values()]
     return Gold(
+        confidence=_CONFIDENCE,
         near_tie=NEAR_TIE,
         mean_difference=math.fsum(differences) / len(named) if named else None,
         reference_calibration=_calibration([reference for reference, _, _ in scored]),
@@ -268,7 +271,7 @@ def exact_mcnemar(won: int, lost: int) -> float:
 
 
 def paired_interval(won: int, lost: int, *, total: int) -> tuple[float, float]:
-    """95 % interval of (won - lost) / total, by Agresti and Min (2005): half a question added to each of four cells."""
+    """Interval of (won - lost) / total, by Agresti and Min (2005): half a question added to each of four cells."""
     n, difference = total + 2, (won - lost) / (total + 2)
     deviation = math.sqrt((won + lost + 1) / n - difference**2) / math.sqrt(n)
     reach = float(stats.norm.ppf((1 + _CONFIDENCE) / 2)) * deviation
@@ -296,3 +299,42 @@ def calibration_error(confidence: Floats, right: Floats, *, bins: int) -> float:
     order = np.argsort(places, kind="stable")
     gaps = share[places][order] - levels[places][order]
     return math.fsum(abs(math.fsum(part)) for part in np.array_split(gaps, bins)) / len(confidence)
+
+
+# --- reading them again -------------------------------------------------------------------------------------
+
+
+def inconsistencies(found: VerificationSet) -> Iterator[str]:
+    """What of a set's figures does not follow from its others, and the bounds that do not hold."""
+    yield from found.broken()
+    parts: list[tuple[str, Agreement]] = [("", found), *((f" {kind.kind}", kind) for kind in found.kinds)]
+    for part, figures in parts:
+        share = figures.answers_changed / figures.questions
+        yield from _off(f"{found.name}{part}", figures, answers_changed_share=share)
+    for field in ("questions", "answers_changed", "ties"):
+        yield from _off(found.name, found, **{field: sum(getattr(kind, field) for kind in found.kinds)})
+    for field in ("max_kl", "max_probability_difference"):
+        yield from _off(found.name, found, **{field: max(getattr(kind, field) for kind in found.kinds)})
+    if found.gold is not None:
+        yield from _gold_inconsistencies(found.name, found.gold)
+
+
+def _gold_inconsistencies(name: str, gold: Gold) -> Iterator[str]:
+    for place, one in [(name, gold), *((f"{name}, {b.benchmark}", b) for b in gold.benchmarks)]:
+        won, lost = one.wrong_to_right, one.right_to_wrong
+        yield from _off(place, one, difference=(won - lost) / one.questions, p_value=exact_mcnemar(won, lost))
+        if not math.isclose(one.candidate, one.reference + one.difference, abs_tol=_ROUNDED):
+            yield f"{place}: difference is {one.difference}; {one.reference} and {one.candidate} do not differ by it"
+        expected = paired_interval(won, lost, total=one.questions)
+        if not all(math.isclose(*pair, abs_tol=_ROUNDED) for pair in zip(one.interval, expected, strict=True)):
+            yield f"{place}: interval is {one.interval}; it comes out as ({expected[0]:.6g}, {expected[1]:.6g})"
+    if gold.mean_difference is not None and gold.benchmarks:
+        shares = [(b.wrong_to_right - b.right_to_wrong) / b.questions for b in gold.benchmarks]
+        yield from _off(name, gold, mean_difference=math.fsum(shares) / len(shares))
+
+
+def _off(place: str, record: Record, **expected: float) -> Iterator[str]:
+    for field, value in expected.items():
+        found = getattr(record, field)
+        if not math.isclose(found, value, rel_tol=_ROUNDED, abs_tol=_ROUNDED * _ROUNDED):
+            yield f"{place}: {field} is {found}; it comes out as {value:.6g}"

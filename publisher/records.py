@@ -402,7 +402,7 @@ class Accuracy(Record):
         reference: share that the reference has right.
         candidate: share that the candidate has right.
         difference: candidate minus reference.
-        interval: of the difference, 95 % (Agresti and Min: Wald after half a question is added to each of four cells).
+        interval: of the difference (Agresti and Min: Wald after half a question is added to each of four cells).
         p_value: McNemar's exact test, two-sided, of as many flips in one direction as in the other.
         right_to_wrong: answers that the candidate alone has wrong.
         wrong_to_right: answers that the candidate alone has right.
@@ -437,6 +437,7 @@ class Gold(Accuracy):
     """The comparison by right answers.
 
     Attributes:
+        confidence: of every interval here.
         near_tie: two answers less than this apart in probability are nearly a tie.
         mean_difference: of the benchmarks' accuracy differences, each benchmark counting alike.
         reference_calibration: of the reference, over all questions.
@@ -444,6 +445,7 @@ class Gold(Accuracy):
         benchmarks: by name; empty where the requests name none.
     """
 
+    confidence: Figure
     near_tie: Figure
     mean_difference: Figure | None
     reference_calibration: Calibration

@@ -301,6 +301,7 @@ def recorded_digest_of_the_base(folder: Path) -> None:
 
 def verification_of_another_adapter(folder: Path) -> None:
     verification = {"schema_version": 1, "path": "/", "adapter_sha256": "0" * 64, "sets": []}
+    verification |= {"runner": "decision", "device": "cpu", "dtype": "bfloat16", "packages": {}}
     (folder / "verification.json").write_text(canonical_json(verification))
 
 

@@ -175,6 +175,43 @@ def test_questions_that_the_candidate_alone_fails_break_a_bound() -> None:
     assert found.broken() == ("lost: 1 questions failed, and 0 for the model compared with",)
 
 
+# --- reading the figures again -------------------------------------------------------------------------------
+
+
+def some() -> VerificationSet:
+    return set_figures("some", flips(1, 5, kept=3, benchmark="a") + flips(2, 0, kept=4, benchmark="b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"answers_changed_share": 0.1}, "some: answers_changed_share is 0.1; it comes out as 0.533333"),
+        ({"questions": 16}, "some: questions is 16; it comes out as 15"),
+        ({"max_kl": 0.001}, "some: max_kl is 0.001; it comes out as 1.75778"),
+        ({"ties": 1}, "some: ties is 1; it comes out as 0"),
+        ({"limits": Limits(max_kl=1)}, "some: 1.75778 is above max_kl 1"),
+    ],
+)
+def test_a_figure_that_does_not_follow_from_the_others_is_named(changes: dict[str, Any], found: str) -> None:
+    assert found in list(figures.inconsistencies(some().model_copy(update=changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"p_value": 0.9}, "some: p_value is 0.9; it comes out as 0.726562"),
+        ({"difference": 0.2}, "some: difference is 0.2; it comes out as -0.133333"),
+        ({"candidate": 0.9}, "some: difference is -0.133333; 0.8 and 0.9 do not differ by it"),
+        ({"interval": (-0.1, 0.1)}, "some: interval is (-0.1, 0.1); it comes out as"),
+        ({"mean_difference": 0.3}, "some: mean_difference is 0.3; it comes out as -0.0555556"),
+    ],
+)
+def test_a_figure_of_the_right_answers_that_does_not_follow_is_named(changes: dict[str, Any], found: str) -> None:
+    gold = gold_of(some()).model_copy(update=changes)
+    named = list(figures.inconsistencies(some().model_copy(update={"gold": gold})))
+    assert any(line.startswith(found) for line in named), named
+
+
 # --- what holds for any answers -----------------------------------------------------------------------------
 
 Logits = st.lists(st.floats(-80, 80, width=32), min_size=2, max_size=6).map(np.array)
@@ -226,6 +263,7 @@ def test_the_order_of_the_questions_changes_no_figure(pairs: Sequence[Pair], ran
 @given(Sets)
 def test_the_figures_agree_with_each_other(pairs: Sequence[Pair]) -> None:
     found = set_figures("any", pairs)
+    assert list(figures.inconsistencies(found)) == []
     assert 0 <= found.mean_kl <= found.max_kl
     assert found.p99_kl <= found.max_kl
     assert sum(kind.questions for kind in found.kinds) == found.questions
