@@ -98,7 +98,7 @@ def set_figures(
     """The figures of one test set; of each pair only scalars are kept, and the order of the pairs changes nothing.
 
     Raises:
-        VerificationError: no question was answered by both.
+        VerificationError: no question was answered by both, or a right answer is none of the options.
     """
     compared: list[_Compared] = []
     failures: Counter[tuple[Side, str]] = Counter()
@@ -164,6 +164,12 @@ def _options(logits: Floats | None) -> Floats:
 def _compared(pair: Pair) -> _Compared:
     reference, candidate = _options(pair.reference), _options(pair.candidate)
     p, q = special.softmax(reference), special.softmax(candidate)
+    if pair.gold is not None and not 0 <= pair.gold < len(reference):
+        raise VerificationError(
+            f"request {pair.request}, question {pair.question}: the right answer is option {pair.gold}",
+            expected=f"one of {len(reference)} options, counted from 0",
+            next_step="correct the request file",
+        )
     first, second = int(reference.argmax()), int(candidate.argmax())
     return _Compared(
         kind=pair.kind,

@@ -107,6 +107,12 @@ def test_a_set_of_which_nothing_is_left_is_refused_with_the_reasons() -> None:
         set_figures("Vision", [pair(logs(0.5, 0.5), None, candidate_failure="no image")] * 2)
 
 
+@pytest.mark.parametrize("gold", [-1, 2])
+def test_a_right_answer_that_is_no_option_is_refused_by_its_request(gold: int) -> None:
+    with pytest.raises(VerificationError, match=rf"request r, question q: the right answer is option {gold}"):
+        set_figures("gold", [pair(logs(0.5, 0.5), logs(0.5, 0.5), gold=gold)])
+
+
 def test_accuracies_flips_and_their_test_are_those_worked_by_hand() -> None:
     found = gold_of(set_figures("gold", flips(1, 5, kept=4)))
     assert (found.reference, found.candidate, found.difference) == (0.9, 0.5, -0.4)
