@@ -13,6 +13,7 @@
     │   └── UnclearAnswerError      no answer, or one that does not say whether a write took effect
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
+    ├── VerificationError     base + adapter does not answer as the released model does
     ├── CardError             the card cannot be rendered, or is stale
     ├── PushError             the commit cannot be made
     ├── SigningError          the release cannot be signed, or its signature does not hold
@@ -97,6 +98,10 @@ class ExtractionError(PublisherError):
 
 class ValidationError(PublisherError):
     """The written adapter does not do what extraction.json says."""
+
+
+class VerificationError(PublisherError):
+    """Base + adapter does not answer as the released model does."""
 
 
 class CardError(PublisherError):

@@ -11,12 +11,26 @@ from torch import Tensor
 
 from publisher import lora
 
+LARGEST = 448.0  # of float8_e4m3fn
 MARGIN = 1.07  # half a step, and what the rounding to bfloat16 adds to it
 
 
 def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """The weight in bfloat16, of the shape of `weight` (.., m, n); `scale` (.., m / rows, n / columns), rounded up."""
     return (weight.float() * _spread(scale, weight, block)).bfloat16()
+
+
+def quantise(values: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Codes in float8_e4m3fn of the shape of `values` (m, n), and float32 scales (m / rows, n / columns), rounded up.
+
+    A block's scale is its largest magnitude over 448; values round to the nearest code, ties to even.
+    """
+    rows, columns = values.shape
+    padded = torch.nn.functional.pad(values.float(), (0, -columns % block[1], 0, -rows % block[0]))
+    blocks = padded.reshape(-(-rows // block[0]), block[0], -(-columns // block[1]), block[1])
+    scale = blocks.abs().amax(dim=(1, 3)) / LARGEST
+    spread = _spread(scale.masked_fill(scale == 0, 1.0), values, block)  # a block of zeros stays zero
+    return (values.float() / spread).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
 
 
 def steps_of(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:

@@ -19,6 +19,7 @@ from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, RESIDUAL,
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
+from publisher.figures import inconsistencies
 from publisher.files import digest_of, sha256_of
 from publisher.loading import Adapter as Loadable
 from publisher.loading import load_on_config, quiet
@@ -185,7 +186,7 @@ def singular_values(adapter: Adapter) -> str:
 
 
 def verification(adapter: Adapter) -> str:
-    """verification.json, where there is one, is of these very weights."""
+    """verification.json, where there is one, is of these very weights, agrees with itself and keeps to its bounds."""
     file = adapter.folder / VERIFICATION
     if not file.is_file():
         raise UncheckedError(f"there is no {VERIFICATION}")
@@ -195,7 +196,9 @@ def verification(adapter: Adapter) -> str:
         raise AuditError(f"{VERIFICATION} is of another adapter than the one here ({weights[:12]}…)")
     if file.read_bytes() != found.to_json().encode():
         raise AuditError(f"{VERIFICATION} is not in the form in which it is written: it was edited")
-    return f"{len(found.sets)} test sets, of these weights"
+    sets = (*found.sets, *(found.fp8.sets if found.fp8 else ()))
+    require_none([line for one in sets for line in inconsistencies(one)])
+    return f"{len(sets)} test sets, of these weights; their figures follow from each other"
 
 
 # --- the checkpoints, without their weights -----------------------------------------------------------------

@@ -21,7 +21,7 @@ from publisher.artefacts import EXTRACTION, VERIFICATION
 from publisher.errors import CardError
 from publisher.files import packaged_folder
 from publisher.manifest import Manifest, Reference, Variant
-from publisher.records import Checkpoint, Extraction, ExtractionSummary, Verification
+from publisher.records import Checkpoint, Extraction, ExtractionSummary, Verification, VerificationSet
 
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
 
@@ -33,6 +33,16 @@ class Evidence:
     variant: Variant
     extraction: Extraction
     verification: Verification | None
+
+    @property
+    def sets(self) -> tuple[VerificationSet, ...]:
+        """The test sets of the verification."""
+        return self.verification.sets if self.verification else ()
+
+    @property
+    def fp8_sets(self) -> tuple[VerificationSet, ...]:
+        """Those on the FP8 base."""
+        return self.verification.fp8.sets if self.verification and self.verification.fp8 else ()
 
 
 # --- reading the evidence -----------------------------------------------------------------------------------
@@ -218,6 +228,11 @@ def figure(value: float) -> str:
     return f"{value:#.3g}"
 
 
+def points(share: float) -> str:
+    """A difference of shares in percentage points, signed: -0.00012 as `-0.012`, 0 as `0`."""
+    return f"{100 * share:+.3g}" if share else "0"
+
+
 def size(octets: int) -> str:
     """Decimal units, as the Hub shows them: `1.32 GB`, `88.8 MB`, `4.0 kB`."""
     if octets >= 999_500_000:  # noqa: PLR2004 - where MB would round up to a thousand
@@ -292,6 +307,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         count,
         percent,
         figure,
+        points,
         size,
         linears,
         extent,

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -22,11 +23,12 @@ from publisher import cli, lora
 from publisher.audit import audit
 from publisher.comparison import Comparison
 from publisher.errors import FetchError, ManifestError
+from publisher.figures import Pair, set_figures
 from publisher.files import canonical_json, packaged_folder, sha256_of
 from publisher.manifest import read_manifest
 from publisher.pipeline import Run, run
 from publisher.progress import silent
-from publisher.records import Audit, Check, Extraction, ModuleExtraction
+from publisher.records import Audit, Check, Extraction, ModuleExtraction, Verification
 from publisher.stages.card import load_evidence, render_card
 from publisher.summary import summarise
 
@@ -301,7 +303,23 @@ def recorded_digest_of_the_base(folder: Path) -> None:
 
 def verification_of_another_adapter(folder: Path) -> None:
     verification = {"schema_version": 1, "path": "/", "adapter_sha256": "0" * 64, "sets": []}
+    verification |= {"runner": "decision", "device": "cpu", "dtype": "bfloat16", "packages": {}}
     (folder / "verification.json").write_text(canonical_json(verification))
+
+
+def verification_with_a_better_figure(folder: Path) -> None:
+    logits = np.array([0.0, 1.0])
+    pairs = [Pair("a", "q", "noul", "", logits, logits), Pair("b", "q", "noul", "", logits, -logits)]
+    made = Verification(
+        path="/",
+        adapter_sha256=sha256_of(folder / "adapter_model.safetensors"),
+        runner="decision",
+        device="cpu",
+        dtype="bfloat16",
+        packages={},
+        sets=(set_figures("Two", pairs).model_copy(update={"answers_changed_share": 0.0}),),
+    )
+    made.write(folder / "verification.json")
 
 
 def moved_base_in_the_manifest(folder: Path) -> None:
@@ -403,6 +421,11 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (evidence_missing, ["files", "evidence /"], f"{EVIDENCE} is missing"),
     (recorded_digest_of_the_base, ["base /"], "the revision of base in extraction.json is not the digest"),
     (verification_of_another_adapter, ["verification /"], "adapter_sha256 is 0000"),
+    (
+        verification_with_a_better_figure,
+        ["verification /", "card"],
+        "Two: answers_changed_share is 0.0; it comes out as 0.5",
+    ),
     (moved_base_in_the_manifest, ["recipe /", "recorded config /", "card"], "base is a local folder"),
     (another_class_in_the_manifest, ["recipe /", "loading /", "card"], "model_class is Llama"),
     (a_manifest_with_a_fault, ["manifest"], "variants[0].adapter.rank: -1 is not a rank"),

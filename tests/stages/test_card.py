@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from publisher.errors import CardError, FetchError
+from publisher.figures import Pair, set_figures
 from publisher.files import packaged_folder
 from publisher.manifest import Manifest, Reference, Variant, load_manifest, read_manifest
 from publisher.records import (
@@ -22,6 +25,7 @@ from publisher.records import (
     Extraction,
     ExtractionSummary,
     FileDigest,
+    Fp8Verification,
     LeftOut,
     ModuleExtraction,
     RankCount,
@@ -41,6 +45,7 @@ from publisher.stages.card import (
     grouped,
     load_evidence,
     percent,
+    points,
     render_card,
     size,
 )
@@ -154,25 +159,38 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
 
 
 def verification(made: Extraction) -> Verification:
-    sets = (
-        VerificationSet(
-            name="Invented requests 0.4.2",
-            requests=6101,
-            questions=30_203,
-            answers_changed=37,
-            answers_changed_share=37 / 30_203,
-            max_kl=0.00413,
-        ),
-        VerificationSet(
-            name="Invented pictures, 11 sets",
-            requests=2203,
-            questions=2204,
-            answers_changed=0,
-            answers_changed_share=0.0,
-            max_kl=1.9e-7,
+    return Verification(
+        path=made.path,
+        adapter_sha256=made.summary.adapter.sha256,
+        runner="decision",
+        device="cpu",
+        dtype="bfloat16",
+        packages={"torch": "2.13.0+cpu"},
+        sets=(
+            answered("Invented requests 0.4.2", 2203, flips=37),
+            answered("Invented pictures, 11 sets", 101, flips=0),
         ),
     )
-    return Verification(path=made.path, adapter_sha256=made.summary.adapter.sha256, sets=sets)
+
+
+def on_fp8(made: Extraction) -> Verification:
+    sets = (answered("Invented requests 0.4.2", 2203, flips=61),)
+    fp8 = Fp8Verification(base=made.base, against="base", linears=186, sets=sets)
+    return verification(made).model_copy(update={"fp8": fp8})
+
+
+@cache
+def answered(name: str, questions: int, *, flips: int) -> VerificationSet:
+    """A set of so many questions of two types, of which some flip in both directions, and some more fail."""
+    yes, no = np.array([-1.0, 1.0]), np.array([0.02, -0.02])
+    pairs = []
+    for index in range(questions):
+        flip, kind = index < flips, ("noul", "choice")[index % 2]
+        one, other = (no, -no) if flip else (yes, yes + np.array([0.001 * (index % 7), 0.0]))
+        facts: dict[str, Any] = {"kind": kind, "benchmark": "ab"[index % 2], "gold": int(index % 3 > 0)}
+        pairs.append(Pair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
+    lost = Pair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
+    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)])
 
 
 def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
@@ -181,7 +199,7 @@ def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
     large, small = manifest.variants
     first = extraction(large, rank=256, narrow=48)
     second = extraction(small, rank=256, narrow=32)
-    return manifest, (Evidence(large, first, verification(first)), Evidence(small, second, None))
+    return manifest, (Evidence(large, first, on_fp8(first)), Evidence(small, second, None))
 
 
 def demo() -> tuple[Manifest, tuple[Evidence, ...]]:
@@ -241,7 +259,7 @@ def test_every_table_of_the_rendered_page_is_whole(case: tuple[Manifest, tuple[E
         {"tr_open": "\n", "th_open": "h", "td_open": "d", "table_open": "\n"}.get(t.type, "") for t in tokens
     )
     tables = [table.split("\n") for table in rows.strip().split("\n\n")]
-    assert len(tables) == (3 if case[1][0].verification else 2)
+    assert len(tables) == (10 if case[1][0].verification else 2)
     assert all(len({len(row) for row in table}) == 1 for table in tables)
     prose = [t.content for t in tokens if t.type == "inline" and "|" in t.content]
     assert not prose, "a table row fell out of its table"
@@ -253,14 +271,15 @@ def test_a_bar_in_a_name_breaks_no_table() -> None:
     assert made is not None
     renamed = made.model_copy(update={"sets": (made.sets[0].model_copy(update={"name": "yes | no"}),)})
     card = render(manifest, (Evidence(evidence[0].variant, evidence[0].extraction, renamed), evidence[1]))
-    assert r"| yes \| no, 6,101 requests" in card
+    assert r"| yes \| no, 1,103 requests" in card
 
 
 # --- every figure is in an artefact -------------------------------------------------------------------------
 
 NUMBER = re.compile(r"(?<![\w.])[<>]?\d+(?:[.,]\d+)*(?:e[+-]\d+)?(?:%| [kMG]B)?(?!\w)")
 WORD_WITH_DIGIT = re.compile(r"(?<!\w)(?=\w*\d)\w+")
-VOCABULARY = {"fp32", "conv1d"}
+VOCABULARY = {"fp32", "conv1d", "FP8", "99th"}
+FIGURES = {"ratio", "max_kl", "mean_kl", "p99_kl", "max_probability_difference", "p_value", "ece", "brier", "nll"}
 
 
 def leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -290,7 +309,9 @@ def forms(place: tuple[str, ...], value: Any) -> set[str]:
         return set()
     if isinstance(value, int):
         return {size(value)} if place[-1] == "size" else {count(value)}
-    return {figure(value)} if {"ratio", "max_kl"} & set(place) else {percent(value)}
+    if place[-1] in {"difference", "mean_difference", "interval"}:
+        return set(NUMBER.findall(points(value)))
+    return {figure(value)} if FIGURES & set(place) else {percent(value)}
 
 
 def unexplained(text: str, manifest: Manifest, evidence: tuple[Evidence, ...]) -> list[str]:
@@ -403,13 +424,13 @@ def test_a_fully_verified_card_speaks_of_no_gap() -> None:
     full = tuple(Evidence(item.variant, item.extraction, verification(item.extraction)) for item in evidence)
     card = render(manifest, full)
     assert "No verification" not in card
-    assert "| Clef-flash (9B) | Invented pictures, 11 sets, 2,203 requests (2,204 questions) | 0% (0) |" in card
+    assert "| Clef-flash (9B) | Invented pictures, 11 sets, 51 requests (101 questions) | 0% (0) |" in card
 
 
 def test_a_verification_without_a_test_set_counts_as_none() -> None:
     manifest, evidence = clef()
     made = evidence[0].extraction
-    empty = Verification(path=made.path, adapter_sha256=made.summary.adapter.sha256, sets=())
+    empty = verification(made).model_copy(update={"sets": ()})
     card = render(manifest, (Evidence(evidence[0].variant, made, empty), evidence[1]))
     assert "No verification was run for Clef (27B), Clef-flash (9B):" in card
 
