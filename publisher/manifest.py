@@ -272,9 +272,11 @@ class AdapterSettings(_Model):
     @model_validator(mode="after")
     def _residual_of_exact(self) -> Self:
         if self.residual and self.method != "exact":
-            raise ValueError("residual needs method: exact")
+            raise ValueError("residual is for method exact; write method: exact, or remove residual")
         if self.method == "exact" and isinstance(self.rank, Energy):
-            raise ValueError("method exact needs a rank that holds the whole update: a number, or auto")
+            raise ValueError(
+                "method exact goes with an update of low rank; write a rank as a number or auto, or method: svd"
+            )
         return self
 
 
