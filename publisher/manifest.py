@@ -301,9 +301,9 @@ class AdapterSettings(_Model):
     @model_validator(mode="after")
     def _residual_of_exact(self) -> Self:
         if self.residual and self.method != "exact":
-            raise ValueError("residual needs method: exact")
+            raise ValueError("residual needs method: exact; write that, or remove residual")
         if self.method == "exact" and isinstance(self.rank, Energy):
-            raise ValueError("method exact needs a rank that holds the whole update: a number, or auto")
+            raise ValueError("method exact needs a rank that holds the whole update; write a number, or auto")
         return self
 
 

@@ -28,6 +28,7 @@ from publisher.records import Extraction, Outcome, Verification
 from publisher.requests import read_requests
 from publisher.stages.fetch import fetch
 from publisher.stages.verify import Inputs, verify
+from tests.fp8_checkpoint import write_fp8
 
 ROOT = Path(__file__).parents[2]
 STAGED, WORK = Path("dist/pico"), Path("dist/pico.work/root")
@@ -168,6 +169,78 @@ def test_what_a_model_cannot_be_asked_is_counted_with_its_reason(place: Path) ->
     (texts_,) = Verification.read(STAGED / "verification.json").sets
     assert (texts_.requests, texts_.questions, texts_.failed) == (4, 3, 1)
     assert {failure.side for failure in texts_.failures} == {"reference", "candidate"}
+
+
+# --- the FP8 base, and the decision runner ------------------------------------------------------------------
+
+
+def with_variant(**fields: Any) -> str:
+    data = yaml.safe_load(Path("pico.yaml").read_text())
+    data["variants"][0] |= fields
+    return yaml.safe_dump(data)
+
+
+@pytest.mark.parametrize("against", ["base", "release"])
+def test_the_adapter_is_tried_on_the_fp8_base_too(place: Path, against: str) -> None:
+    linears = write_fp8(place / "pairs/base", place / "pairs/base-fp8")
+    (place / "pico.yaml").write_text(with_variant(fp8={"path": "pairs/base-fp8", "against": against}))
+    publish()
+    found = Verification.read(STAGED / "verification.json").fp8
+    assert found is not None
+    assert (found.against, found.linears) == (against, linears)
+    assert found.sets[0].max_kl > 0
+
+
+MODULE = """
+import json
+from pathlib import Path
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+class Decider(torch.nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+    def forward(self, batch):
+        return [[self.backbone(ids).logits[0, -1, :k] for k in sizes] for ids, sizes in batch]
+
+def load_release_model(path, device="cuda", dtype=torch.bfloat16):
+    assert Path(path, "tokenizer.json").is_file()
+    return Decider(LlamaForCausalLM.from_pretrained(path, dtype=dtype)).to(device), AutoTokenizer.from_pretrained(path)
+
+def encode_record(tokenizer, record):
+    if record["state"] == "refused":
+        raise ValueError("too long")
+    sizes = [1 if one["type"] == "noul" else len(one["criteria"]) for one in record["questions"].values()]
+    return tokenizer(json.dumps(record["state"]), return_tensors="pt")["input_ids"], sizes
+
+def collate_records(records, pad_token_id, device):
+    return [(ids.to(device), sizes) for ids, sizes in records]
+"""
+
+
+def test_the_decision_runner_asks_the_sources_own_module(place: Path) -> None:
+    (place / "pairs/one/joint_schema_model.py").write_text(MODULE)
+    questions = {
+        "n": {"type": "noul"},
+        "c": {"type": "choice", "criteria": {"b": "", "a": "", "d": ""}},
+        "s": {"type": "score", "criteria": ["low", "high"]},
+    }
+    expected = {"n": True, "c": "b", "s": 1}
+    rows = [
+        {"id": i, "family": "f", "state": f"w{i} w7", "questions": questions, "expected": expected} for i in range(9)
+    ]
+    rows[3]["state"] = "refused"
+    (place / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"runner": "decision", "trust_remote_code": True, "sets": [{"name": "Rows", "file": FILE}]}
+    (place / "pico.yaml").write_text(with_variant(verification=asked))
+    publish()
+    (found,) = Verification.read(STAGED / "verification.json").sets
+    assert (found.requests, found.questions, found.failed) == (9, 24, 3)
+    assert {failure.reason for failure in found.failures} == {"ValueError: too long"}
+    assert [kind.kind for kind in found.kinds] == ["choice", "noul", "score"]
+    assert found.gold is not None
+    assert reused(publish()) == ("extract", "validate", "verify")
 
 
 # --- reuse --------------------------------------------------------------------------------------------------
