@@ -1,9 +1,11 @@
 """A verification of a small Llama with the logits runner: figures, bounds, reuse, and runs that are killed."""
 
+import io
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from publisher.console import show_outcome
 from publisher.errors import PushError, VerificationError
 from publisher.files import sha256_of
 from publisher.lora import seeded
@@ -107,6 +111,14 @@ def test_base_and_adapter_answer_nearly_as_the_release_does_and_the_card_says_so
     assert texts_.file is not None
     assert texts_.file.sha256 == sha256_of(finished / FILE)
     assert "| Texts |" in (finished / STAGED / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("place")
+def test_the_command_shows_the_table_of_the_test_sets() -> None:
+    console = Console(file=io.StringIO())
+    show_outcome(publish(), console)
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(rf"Pico +Texts +{TEXTS} +{TEXTS} +\d+\.\d\d% \(\d+\)", console.file.getvalue())
 
 
 def adapter_with(change: str, folder: Path) -> Path:
