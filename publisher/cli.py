@@ -23,7 +23,7 @@ from publisher.interruption import EXIT_CODE, interruptible
 if TYPE_CHECKING:
     from publisher.pipeline import Run
 
-_STAGES = click.Choice(["fetch", "extract", "validate", "card", "push"])
+_STAGES = click.Choice(["fetch", "extract", "validate", "verify", "card", "push"])
 _manifest = click.option(
     "--manifest", "-m", type=click.Path(path_type=Path), metavar="M", help="The manifest to publish."
 )
@@ -232,6 +232,7 @@ def new(source: str, base: str, output: Path | None) -> None:
 
 extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
 validate = _one_stage("validate", "Check that the written adapters load and do what extraction.json says.")
+verify = _one_stage("verify", "Hold the answers of base + adapter against the released model's.")
 
 
 @cli.command()

@@ -62,6 +62,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     for variant in told:
         _show_approximation(variant, console)
         _show_validation(variant, console)
+    _show_verifications(told, console)
     for variant in outcome.variants:
         if variant.reused:
             _say(f"{variant.label}: reused {', '.join(variant.reused)}", console)
@@ -93,6 +94,31 @@ def _variants(variants: Sequence[VariantOutcome]) -> Table:
                 size(summary.adapter.size),
             )
     return table
+
+
+def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:
+    """Base + adapter against the released model, and the FP8 base where it was tried."""
+    if not any(variant.verification for variant in variants):
+        return
+    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
+    for heading in ("variant", "test set", "requests", "questions", "answers changed", "max KL", "failed"):
+        words = heading in {"variant", "test set"}
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
+    for variant in variants:
+        if (found := variant.verification) is not None:
+            on_fp8 = found.fp8.sets if found.fp8 else ()
+            named = [*((one.name, one) for one in found.sets), *((f"{one.name}, FP8 base", one) for one in on_fp8)]
+            for name, one in named:
+                table.add_row(
+                    Text(variant.label),
+                    Text(name),
+                    f"{one.requests:,}",
+                    f"{one.questions:,}",
+                    f"{one.answers_changed_share:.2%} ({one.answers_changed})",
+                    f"{one.max_kl:.2g}",
+                    str(one.failed),
+                )
+    console.print(table)
 
 
 def _show_approximation(variant: VariantOutcome, console: Console) -> None:

@@ -188,6 +188,17 @@ def download_all(
         return Path(at.api.snapshot_download(repo, revision=revision, allow_patterns=list(filenames), cache_dir=cache))
 
 
+def download_from_dataset(repo: str, revision: str, *, filename: str) -> Path:
+    """One file of a dataset repository at a full commit id, in huggingface_hub's cache.
+
+    Raises:
+        MissingFileError: it has no such file.
+        HubError: it could not be had.
+    """
+    with _explained(repo, revision, at=THE_HUB):
+        return Path(THE_HUB.api.hf_hub_download(repo, filename, revision=revision, repo_type="dataset"))
+
+
 def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(dtype, shape) of every tensor of a remote safetensors file, read by range requests, not by download."""
     with _explained(repo, revision):

@@ -9,6 +9,7 @@ network, no torch: reading a manifest must be instant.
 import base64
 import binascii
 import difflib
+import math
 import re
 import reprlib
 import textwrap
@@ -187,6 +188,34 @@ def _issuer(text: str) -> str:
     return text
 
 
+def _request_file(text: str) -> str:
+    plain = all(part not in {"", ".", ".."} for part in text.split("/"))
+    if not plain or text.startswith("~") or "\\" in text or re.match(r"[A-Za-z]:", text):
+        raise ValueError(
+            f"{_shown(text)} is not a plain path such as requests/set.jsonl; write it relative to the manifest's "
+            "folder, or to the dataset's root (a symbolic link will do)"
+        )
+    return text
+
+
+def _module_file(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*\.py", text, re.ASCII):
+        raise ValueError(f"{_shown(text)} is not a module of the source repository; write it as joint_schema_model.py")
+    return text
+
+
+def _share(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{_shown(value)} is not a share; write a number from 0 to 1, such as 0.005")
+    return float(value)
+
+
+def _divergence(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{_shown(value)} is not a divergence; write a number of nats from 0 up, such as 0.01")
+    return float(value)
+
+
 def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty; write a few words")
@@ -289,6 +318,80 @@ class Expectation(_Model):
     """The layers that carry it, such as 40-63 or 0-3, 7."""
 
 
+class Dataset(_Model):
+    """A dataset repository on the Hub at a full commit id."""
+
+    repo: RepoId
+    """Dataset repository, as owner/name."""
+    revision: CommitId
+    """Full commit id of 40 digits; `publish pin` writes it."""
+
+
+class Bounds(_Model):
+    """What a comparison must keep to; the run fails where it does not. Without a bound the figure is only stated."""
+
+    max_answers_changed: Annotated[float, BeforeValidator(_share)] | None = None
+    """The largest share of answers that may change, such as 0.005."""
+    max_kl: Annotated[float, BeforeValidator(_divergence)] | None = None
+    """The largest Kullback-Leibler divergence of one question, in nats, such as 0.01."""
+
+
+class RequestSet(Bounds):
+    """One test set: a file of requests that both models answer."""
+
+    name: Text
+    """What readers of the card call this set."""
+    file: Annotated[str, AfterValidator(_request_file)]
+    """JSON lines, gzip or not; relative to the manifest's folder, or to the dataset's root."""
+    dataset: Dataset | None = None
+    """Where the file is on the Hub; without it the file is beside the manifest."""
+    limit: Annotated[int, Field(gt=0)] | None = None
+    """Take only so many requests from the file's beginning."""
+
+
+class VerificationSettings(_Model):
+    """How base + adapter is held against the released model."""
+
+    runner: Literal["decision", "logits"]
+    """decision: the source's own decision module; logits: the next token after each text, for any language model."""
+    module: Annotated[str, AfterValidator(_module_file)] = "joint_schema_model.py"
+    """The source repository's file with the decision functions; for the decision runner."""
+    trust_remote_code: bool = False
+    """The decision runner runs code of the source repository, at its pin: true allows that."""
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    """In what the models run, usually what the release is stored in."""
+    batch: Annotated[int, Field(gt=0)] = 8
+    """Requests answered together; fewer take less memory. The same for both models, and part of the evidence."""
+    sets: Annotated[tuple[RequestSet, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
+    """The test sets, one or more."""
+
+    @field_validator("sets")
+    @classmethod
+    def _told_apart(cls, sets: tuple[RequestSet, ...]) -> tuple[RequestSet, ...]:
+        if not sets:
+            raise ValueError("is empty; list at least one test set")
+        names = [one.name for one in sets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sets are called {', '.join(twice)}; give each its own name")
+        return sets
+
+    @model_validator(mode="after")
+    def _code_is_allowed(self) -> Self:
+        if self.runner == "decision" and not self.trust_remote_code:
+            raise ValueError(
+                f"runs {self.module} of the source repository; read it at its pin, then write trust_remote_code: true"
+            )
+        return self
+
+
+class Fp8Base(Reference, Bounds):
+    """The FP8 release of the base, to see what the unchanged adapter does on it."""
+
+    against: Literal["base", "release"] = "base"
+    """base: compared with base + adapter; release: with the released model."""
+
+
 class Variant(_Model):
     """One adapter: where it goes in the repository, what it comes from, how it is made."""
 
@@ -306,6 +409,16 @@ class Variant(_Model):
     """How the adapter is made."""
     expect: Expectation = Expectation()
     """What must be found; the run fails where it is not."""
+    verification: VerificationSettings | None = None
+    """How base + adapter is held against the released model; without it that is not done, and the card says so."""
+    fp8: Fp8Base | None = None
+    """The FP8 release of the base; the adapter is tried on it with the test sets of `verification`."""
+
+    @model_validator(mode="after")
+    def _fp8_has_sets(self) -> Self:
+        if self.fp8 is not None and self.verification is None:
+            raise ValueError("fp8 needs the test sets of a verification; add verification, or remove fp8")
+        return self
 
     @model_validator(mode="after")
     def _task_fits_class(self) -> Self:
@@ -399,7 +512,7 @@ class Manifest(_Model):
     @property
     def is_local(self) -> bool:
         """True where a reference is a local folder: nobody else could check what is published."""
-        return any(ref.path is not None for v in self.variants for ref in (v.source, v.base))
+        return any(ref.path is not None for v in self.variants for ref in (v.source, v.base, v.fp8) if ref is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,6 +742,10 @@ _MODELS: dict[str, type[BaseModel]] = {
     "base": Reference,
     "adapter": AdapterSettings,
     "expect": Expectation,
+    "verification": VerificationSettings,
+    "sets": RequestSet,
+    "dataset": Dataset,
+    "fp8": Fp8Base,
     "card": CardSettings,
     "sign": Signer,
     "sigstore": SigstoreSigner,
@@ -641,6 +758,7 @@ _EXPLANATIONS: dict[str, Callable[[ErrorDetails], str]] = {
     "literal_error": _wrong_choice,
     "string_type": _not_text,
     "int_type": _wrong_kind("a whole number"),
+    "bool_type": _wrong_kind("true or false"),
     "greater_than": lambda details: f"is {_shown(details['input'])}; write a whole number above zero",
     "model_type": _wrong_kind("a mapping of fields"),
     "tuple_type": _wrong_kind("a list"),

@@ -19,6 +19,7 @@ from publisher.manifest import Manifest, is_commit_id, manifest_error, parse_man
 
 DEFAULT_BRANCH = "main"  # of every repository on the Hub
 _UNDECIDED = "f" * 40
+_SIDES = ("source", "base", "fp8")  # a dataset of requests is pinned by hand
 _ALIAS = re.compile(r"\s*:\s*(\*[^\s,\]}]+)")
 _ANCHOR_OR_TAG = re.compile(r"(?:[&!]\S*\s+)*")
 _REST_OF_LINE = re.compile(r"[^\r\n]*")
@@ -95,11 +96,7 @@ def _resolved(loose: Sequence[_Loose], resolve: Callable[[str, str], str]) -> tu
 def _write(path: Path, text: str, *, pinned: Sequence[Pinned]) -> None:
     """Replace the file, which a link may lead to, and keep its mode; the text must say what was resolved."""
     manifest = _parsed(path, text)
-    revisions = {
-        f"variants[{index}].{side}": getattr(variant, side).revision
-        for index, variant in enumerate(manifest.variants)
-        for side in ("source", "base")
-    }
+    revisions = dict(_revisions(manifest))
     crossed = [reference.field for reference in pinned if revisions[reference.field] != reference.commit]
     if crossed:
         raise ManifestError(
@@ -111,6 +108,13 @@ def _write(path: Path, text: str, *, pinned: Sequence[Pinned]) -> None:
     with atomic(file, size=len(content)) as partial:
         partial.write_bytes(content)
         shutil.copymode(file, partial)
+
+
+def _revisions(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
+    for index, variant in enumerate(manifest.variants):
+        for side in _SIDES:
+            if (reference := getattr(variant, side)) is not None:
+                yield f"variants[{index}].{side}", reference.revision
 
 
 # --- where the ids go in the text ---------------------------------------------------------------------------
@@ -131,7 +135,7 @@ def _loose_references(text: str) -> Iterator[_Loose]:
         variants = _find(yaml.compose(text, yaml.SafeLoader), "variants")
         listed = variants.value if variants else None
         for index, variant in enumerate(listed.value if isinstance(listed, yaml.SequenceNode) else ()):
-            for side in ("source", "base"):
+            for side in _SIDES:
                 reference = _find(variant, side)
                 yield from _loose(text, f"variants[{index}].{side}", node=reference.value if reference else None)
     except (yaml.YAMLError, RecursionError):

@@ -1,6 +1,6 @@
 """The run: which stages, in which order, and which of their earlier results still hold.
 
-    fetch -> extract -> validate -> card -> push
+    fetch -> extract -> validate -> verify -> card -> push
 
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
 everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, RESIDUAL
+from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
 from publisher.commitplan import dry_plan, staged_files
-from publisher.errors import FetchError, ManifestError, PushError
+from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
 from publisher.lock import locked
-from publisher.manifest import Manifest, Variant, load_manifest
+from publisher.manifest import Manifest, Reference, Variant, load_manifest
 from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import (
@@ -33,12 +33,14 @@ from publisher.records import (
     Snapshot,
     Validation,
     VariantOutcome,
+    Verification,
 )
+from publisher.requests import RequestFile, read_requests
 from publisher.signing import Means, is_signed, require_means, sign_release
 from publisher.stages.card import load_evidence, render_card
 from publisher.stages.push import Target, preflight, push
 
-STAGES = ("fetch", "extract", "validate", "card", "push")
+STAGES = ("fetch", "extract", "validate", "verify", "card", "push")
 _VALIDATION_CODE = (
     "adapter.py",
     "dequantised.py",
@@ -97,7 +99,7 @@ class Run:
     @property
     def touches_checkpoints(self) -> bool:
         """Whether a stage reads weights: the others need only the JSON artefacts."""
-        return STAGES.index(self.first) <= STAGES.index("validate")
+        return STAGES.index(self.first) <= STAGES.index("verify")
 
     @property
     def staged(self) -> Path:
@@ -173,7 +175,9 @@ def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
 
 
 def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutcome:
-    untouched = VariantOutcome(path=variant.path, label=variant.label, reused=(), summary=None, validation=None)
+    untouched = VariantOutcome(
+        path=variant.path, label=variant.label, reused=(), summary=None, validation=None, verification=None
+    )
     if not options.touches_checkpoints:
         return untouched
     place = _Place(variant, options)
@@ -184,16 +188,15 @@ def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutco
         return untouched
     extraction, extract_held = _extraction(place, pair, progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
-    held = (("extract", extract_held), ("validate", validate_held))
-    reused = tuple(stage for stage, holds in held if holds)
-    return _outcome(variant, extraction, validation=validation, reused=reused)
-
-
-def _outcome(
-    variant: Variant, extraction: Extraction, *, validation: Validation | None, reused: tuple[str, ...]
-) -> VariantOutcome:
+    verification, verify_held = _verification(place, pair, extraction=extraction, progress=progress)
+    held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
-        path=variant.path, label=variant.label, reused=reused, summary=extraction.summary, validation=validation
+        path=variant.path,
+        label=variant.label,
+        reused=tuple(stage for stage, holds in held if holds),
+        summary=extraction.summary,
+        validation=validation,
+        verification=verification,
     )
 
 
@@ -237,12 +240,21 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     pins = [("hub", ref.repo or "", ref.revision or "") for ref in (variant.source, variant.base)]
     lapse = _lapse(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
     lapse = lapse or _validation_lapse(place)
+    verifies = variant.verification is not None and place.options.includes("verify")
+    if verifies and not lapse:
+        lapse = _verification_lapse(place, progress)
     if lapse:
         progress(f"{place.staged} is not reused: {lapse}")
         return None
     progress(f"{place.staged} holds; its checkpoints are not fetched")
-    extraction, validation = Extraction.read(evidence), Validation.read(place.work("validation.json"))
-    return _outcome(variant, extraction, validation=validation, reused=("extract", "validate"))
+    return VariantOutcome(
+        path=variant.path,
+        label=variant.label,
+        reused=("extract", "validate", *(["verify"] if verifies else [])),
+        summary=Extraction.read(evidence).summary,
+        validation=Validation.read(place.work("validation.json")),
+        verification=Verification.read(place.staged / VERIFICATION) if verifies else None,
+    )
 
 
 def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
@@ -283,7 +295,7 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
 def _extraction_key(variant: Variant, pins: Sequence[tuple[str, str, str]]) -> str:
     from publisher.stages.extract import CODE
 
-    return digest_of([pins, variant.model_dump(exclude={"source", "base"}), code_digest(CODE)])
+    return digest_of([pins, variant.model_dump(exclude={"source", "base", "verification", "fp8"}), code_digest(CODE)])
 
 
 def _validation(
@@ -325,6 +337,88 @@ def validation_key(staged: Path) -> str:
 def _validation_lapse(place: _Place) -> str:
     marker = place.work("validate.json")
     return _lapse(marker, validation_key(place.staged), folder=marker.parent)
+
+
+def _verification(
+    place: _Place, pair: _Pair, *, extraction: Extraction, progress: Progress
+) -> tuple[Verification | None, bool]:
+    """What the two models' answers come to, and whether that is an earlier result that still holds."""
+    variant, options = place.variant, place.options
+    if variant.verification is None or not options.includes("verify"):
+        return None, False
+    if options.first != "verify" and not _verification_lapse(place, progress):
+        return Verification.read(place.staged / VERIFICATION), True
+    from publisher.devices import chosen_device
+    from publisher.stages.fetch import fetch, fetch_companions
+    from publisher.stages.verify import Inputs, verify
+
+    if options.stream:
+        raise VerificationError(
+            "the weights are streamed, and verification runs the models",
+            next_step="run without --stream, or stop with --until validate",
+        )
+    fetch_companions(variant.source, pair.source, progress)
+    memo = options.work / "digests.json"
+    fp8 = fetch(variant.fp8, memo=memo, progress=progress) if variant.fp8 else None
+    found = verify(
+        variant,
+        extraction,
+        inputs=Inputs(pair.source, pair.base, files=_requests(place, progress), fp8=fp8),
+        staged=place.staged,
+        work=place.work(""),
+        device=chosen_device(options.device),
+        progress=progress,
+    )
+    key = _verification_key(place, progress)
+    _mark(place.work("verify.json"), key, files=[place.staged / VERIFICATION])
+    return found, False
+
+
+def _requests(place: _Place, progress: Progress) -> list[RequestFile]:
+    """The request files of the manifest's sets, read and checked."""
+    settings = place.variant.verification
+    beside = place.options.manifest_file.parent
+    files = []
+    for one in settings.sets if settings else ():
+        path = beside / one.file
+        if (dataset := one.dataset) is not None:
+            from publisher import hub
+
+            progress(f"fetching {one.file} of {dataset.repo}@{dataset.revision[:8]}")
+            path = hub.download_from_dataset(dataset.repo, dataset.revision, filename=one.file)
+        runner = settings.runner if settings else "logits"
+        files.append(read_requests(path, name=one.file, runner=runner, limit=one.limit))
+    return files
+
+
+def _verification_key(place: _Place, progress: Progress) -> str:
+    """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
+    from publisher.stages.verify import CODE
+
+    variant, staged = place.variant, place.staged
+    files = [sha256_of(staged / name) if (staged / name).is_file() else "" for name in (EXTRACTION, CONFIG, ADAPTER)]
+    settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
+    local = _local_content(variant.source) if variant.source.path else []
+    fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
+    requests = [file.content for file in _requests(place, progress)]
+    return digest_of([files, settings, local, fp8, requests, code_digest(CODE)])
+
+
+def _local_content(reference: Reference) -> list[tuple[str, str]]:
+    """The small files of a local folder by digest, which no commit fixes: code, head, tokenizer, configuration."""
+    folder = Path(reference.path or "")
+    shards = "model*.safetensors"
+    return [(f.name, sha256_of(f)) for f in sorted(folder.glob("*")) if f.is_file() and not f.match(shards)]
+
+
+def _local_revision(reference: Reference, options: Run, progress: Progress) -> str:
+    from publisher.stages.fetch import fetch
+
+    return fetch(reference, memo=options.work / "digests.json", progress=progress).checkpoint.revision
+
+
+def _verification_lapse(place: _Place, progress: Progress) -> str:
+    return _lapse(place.work("verify.json"), _verification_key(place, progress), folder=place.staged)
 
 
 def _lapse(marker: Path, key: str, *, folder: Path) -> str:
@@ -406,6 +500,7 @@ def _require_publishable(manifest: Manifest, options: Run, progress: Progress) -
     _require_fresh(manifest, options)
     for variant in manifest.variants:
         _require_validated(_Place(variant, options), progress)
+        _require_verified(_Place(variant, options), progress)
 
 
 def _require_fresh(manifest: Manifest, options: Run) -> None:
@@ -440,6 +535,18 @@ def _require_validated(place: _Place, progress: Progress) -> None:
     extraction = Extraction.read(place.staged / EXTRACTION)
     base = Snapshot(checkpoint=extraction.base, folder=readback.base_config(place.variant))
     validate.require_structure(place.variant, extraction, base=base, staged=place.staged)
+
+
+def _require_verified(place: _Place, progress: Progress) -> None:
+    """Where the manifest asks for a verification, nothing is published that did not pass it as it is now."""
+    if place.variant.verification is None:
+        return
+    if lapse := _verification_lapse(place, progress):
+        raise PushError(
+            f"{place.staged} has not passed verification as it is now: {lapse}",
+            expected="a verification of this very adapter with these requests, within the manifest's bounds",
+            next_step=f"publish verify --manifest {place.options.manifest_file}, then card",
+        )
 
 
 @contextmanager

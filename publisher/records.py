@@ -688,6 +688,7 @@ class VariantOutcome(Record):
     reused: tuple[str, ...]
     summary: ExtractionSummary | None
     validation: Validation | None
+    verification: Verification | None
 
 
 class Signing(Record):

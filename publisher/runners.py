@@ -1,0 +1,208 @@
+"""Loading one model, in one of two ways, and letting it answer batches of requests.
+
+`decision` runs the source repository's own module on its own files, `logits` takes the next token after each text.
+Base + adapter is loaded as its users load it: the base's weights and config.json, the release's other files (head,
+tokenizer, processor, code), and the adapter by PEFT, whose complaints are errors here. Answers are logits in float32.
+What one request cannot be answered for is its answer; running out of memory is an error.
+"""
+
+import gc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from publisher.answers import Answer
+from publisher.errors import VerificationError, listed
+from publisher.fp8base import emulate
+from publisher.loading import Adapter, class_named, load_adapter, quiet
+from publisher.manifest import Variant, VerificationSettings
+from publisher.records import Snapshot
+from publisher.requests import Request
+
+Batch = Sequence[Request]
+Runner = Callable[[Batch], list[list[Answer]]]
+_MODULE = "publisher_release_module"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What answers.
+
+    Attributes:
+        label: what progress and messages call it.
+        release: the source, whose folder has its head, code, tokenizer and processor beside the weights.
+        base: the base in place of the source's weights; absent for the released model.
+        adapter: the folder of the adapter on that base.
+        fp8: the FP8 release that the base is turned into first.
+    """
+
+    label: str
+    release: Snapshot
+    base: Snapshot | None = None
+    adapter: Path | None = None
+    fp8: Snapshot | None = None
+
+
+@contextmanager
+def loaded(model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device) -> Iterator[Runner]:
+    """The model's runner, for as long as the block runs; then its memory is free again.
+
+    Raises:
+        VerificationError: it cannot be loaded whole, or the source's module is not as it must be.
+        FetchError: the FP8 checkpoint is not one of this base.
+    """
+    load = _decision if settings.runner == "decision" else _logits
+    with quiet(), TemporaryDirectory() as work, torch.inference_mode():
+        try:
+            yield _one_by_one(load(model, variant, settings=settings, device=device, work=Path(work)))
+        finally:
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _one_by_one(answer: Runner) -> Runner:
+    """Where a batch fails, each of its requests is asked alone, so that one failure is that of one request."""
+
+    def answers(batch: Batch) -> list[list[Answer]]:
+        try:
+            return answer(batch)
+        except torch.OutOfMemoryError as error:
+            raise _no_memory(error) from None
+        except Exception as error:  # noqa: BLE001 - whatever the model's code raises is a failure to answer
+            if len(batch) > 1:
+                return [answers([one])[0] for one in batch]
+            return [[_reason(error) for _ in batch[0].questions]]
+
+    return answers
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}".rstrip(": ")
+
+
+def _no_memory(error: torch.OutOfMemoryError) -> VerificationError:
+    return VerificationError(
+        f"the device's memory does not hold a batch ({str(error).partition('. ')[0]})",
+        next_step="write a smaller batch in the manifest's verification; the same command goes on from there",
+    )
+
+
+def _adapted(base: Any, model: Model) -> Any:
+    """The base with its FP8 values, where asked for, and the adapter on it."""
+    if model.fp8 is not None:
+        emulate(base, model.fp8)
+    if model.adapter is None:
+        return base
+    adapted, complaints = load_adapter(base, Adapter(model.adapter))
+    if complaints:
+        raise VerificationError(f"PEFT complains about {model.adapter}:\n{listed(complaints)}\n")
+    return adapted.eval()
+
+
+# --- logits -------------------------------------------------------------------------------------------------
+
+
+def _logits(
+    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, work: Path
+) -> Runner:
+    del work
+    processor = transformers.AutoProcessor.from_pretrained(model.release.folder, local_files_only=True)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    tokenizer.padding_side = "right"  # what comes after a text has no part in its next token
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    weights = (model.base or model.release).folder
+    plain = class_named(variant.model_class).from_pretrained(
+        weights, dtype=getattr(torch, settings.dtype), local_files_only=True
+    )
+    network = _adapted(plain.eval(), model).to(device)
+
+    def answers(batch: Batch) -> list[list[Answer]]:
+        images = [image for request in batch for image in request.images()]
+        if images and not hasattr(processor, "image_processor"):  # a tokenizer would pass over them
+            raise ValueError("the release has no image processor")
+        given: dict[str, Any] = {"images": images} if images else {}
+        texts = [request.body["text"] for request in batch]
+        inputs = processor(text=texts, return_tensors="pt", padding=True, **given).to(device)
+        last = inputs["attention_mask"].sum(1) - 1
+        found = network(**inputs).logits
+        return [[_array(row[place])] for row, place in zip(found, last, strict=True)]
+
+    return answers
+
+
+def _array(logits: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return logits.detach().float().reshape(-1).cpu().numpy()
+
+
+# --- decision -----------------------------------------------------------------------------------------------
+
+
+def _decision(
+    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, work: Path
+) -> Runner:
+    del variant
+    module = _module(model.release.folder / settings.module)
+    folder = model.release.folder if model.base is None else _with_weights_of(model.base, model.release, work)
+    decider, processor = module.load_release_model(str(folder), device=device, dtype=getattr(torch, settings.dtype))
+    decider.backbone = _adapted(decider.backbone, model).to(device)
+    decider.eval()
+    tokenizer = getattr(processor, "tokenizer", processor)
+    padding = tokenizer.pad_token_id
+
+    def answers(batch: Batch) -> list[list[Answer]]:
+        records = [_encoded(module, processor, request) for request in batch]
+        found = decider(module.collate_records(records, 0 if padding is None else padding, device))
+        return [[_array(one) for one in answered] for answered in found]
+
+    return answers
+
+
+def _encoded(module: ModuleType, processor: Any, request: Request) -> Any:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    images = request.images()
+    if not images:
+        return module.encode_record(tokenizer, dict(request.body))
+    return module.encode_record(tokenizer, {**request.body, "images": images}, processor=processor)
+
+
+def _module(file: Path) -> ModuleType:
+    """The source's module; the manifest says that it may run."""
+    spec = importlib.util.spec_from_file_location(_MODULE, file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise VerificationError(f"the source has no {file.name}", next_step="correct module in the manifest")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module  # dataclasses in it look themselves up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise VerificationError(f"{file.name} of the source cannot be imported: {_reason(error)}") from error
+    missing = [name for name in ("load_release_model", "encode_record", "collate_records") if not hasattr(module, name)]
+    if missing:
+        raise VerificationError(f"{file.name} of the source lacks {', '.join(missing)}", expected="a decision module")
+    return module
+
+
+def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:
+    """A folder of links: the base's weights and config.json, and whatever else the release has.
+
+    So the release's own loader builds base + head, and no two models are ever in memory.
+    """
+    weights = {file.name for file in release.checkpoint.files}
+    for file in sorted(release.folder.iterdir()):
+        if file.name not in weights:
+            (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
+    for name in (file.name for file in base.checkpoint.files):
+        (work / name).symlink_to(os.path.realpath(base.folder / name))
+    return work

@@ -1,0 +1,285 @@
+"""Verify: the released model and base + adapter answer the same requests, and their answers are held together.
+
+Each model is loaded once, answers what is not on disk yet, and is freed before the next. Request files are read
+before that. Answers are kept by all that they rest on, so a changed adapter is asked anew and the released model is
+not. A set that breaks one of its bounds fails the stage; what was seen is then kept in the work folder, and nothing
+of it is staged.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from publisher.answers import Answer, Answers
+from publisher.artefacts import ADAPTER, CONFIG, VERIFICATION
+from publisher.errors import VerificationError, listed
+from publisher.figures import Floats, Pair, set_figures
+from publisher.files import digest_of, sha256_of
+from publisher.manifest import Bounds, Variant, VerificationSettings
+from publisher.progress import Progress
+from publisher.provenance import code_digest
+from publisher.records import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
+from publisher.requests import Request, RequestFile
+from publisher.runners import Model, Runner, loaded
+from publisher.weights import headers_of
+
+CODE = (
+    "answers.py",
+    "figures.py",
+    "fp8.py",
+    "fp8base.py",
+    "loading.py",
+    "records.py",
+    "requests.py",
+    "runners.py",
+    "stages/verify.py",
+)
+_ANSWERING = ("answers.py", "fp8.py", "fp8base.py", "loading.py", "requests.py", "runners.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a verification is made from.
+
+    Attributes:
+        source: its folder holds all of its repository's small files.
+        base: what the adapter goes on.
+        files: the request files of the manifest's sets, in their order.
+        fp8: the FP8 release of the base, where the variant has one.
+    """
+
+    source: Snapshot
+    base: Snapshot
+    files: Sequence[RequestFile]
+    fp8: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What is the same for every model of one run of the stage."""
+
+    variant: Variant
+    settings: VerificationSettings
+    files: Sequence[RequestFile]
+    work: Path
+    device: torch.device
+    progress: Progress
+
+    def answers(self, model: Model) -> list[Answers]:
+        """Where this model's answers to each file are or will be."""
+        return [Answers(self.work / f"{_key(self, model, file)}.jsonl") for file in self.files]
+
+
+def verify(
+    variant: Variant,
+    extraction: Extraction,
+    *,
+    inputs: Inputs,
+    staged: Path,
+    work: Path,
+    device: torch.device,
+    progress: Progress,
+) -> Verification:
+    """Ask every model what is not answered yet; what the answers come to, also written beside the adapter.
+
+    Args:
+        variant: with `verification`.
+        extraction: of the adapter in `staged`.
+        inputs: checkpoints and requests.
+        staged: the folder of the adapter, for verification.json.
+        work: the folder for answers.
+        device: where the models run.
+        progress: told batch by batch, with a forecast.
+
+    Raises:
+        VerificationError: a bound does not hold, or a model cannot be loaded or asked.
+        NoRoomError: the disk is full.
+    """
+    settings = variant.verification
+    if settings is None:
+        raise ValueError(f"{variant.label} asks for no verification")
+    (staged / VERIFICATION).unlink(missing_ok=True)  # nothing earlier is evidence while this runs
+    session = _Session(variant, settings, inputs.files, work=work / "answers", device=device, progress=progress)
+    released = Model("the released model", inputs.source)
+    adapted = Model("base + adapter", inputs.source, base=inputs.base, adapter=staged)
+    models = [released, adapted]
+    if inputs.fp8 is not None:
+        fp8 = Model("the FP8 base + adapter", inputs.source, inputs.base, adapter=staged, fp8=inputs.fp8)
+        models.append(fp8)
+    given = [_answered(session, model) for model in models]
+    found = Verification(
+        path=variant.path,
+        adapter_sha256=extraction.summary.adapter.sha256,
+        runner=settings.runner,
+        device=_device_name(device),
+        dtype=settings.dtype,
+        packages=_packages(),
+        sets=_sets(session, given[0], candidate=given[1], bounds=settings.sets),
+        fp8=_fp8(session, inputs.fp8, given=given) if inputs.fp8 is not None else None,
+    )
+    _require_bounds(found, work=work)
+    found.write(staged / VERIFICATION)
+    return found
+
+
+def _fp8(session: _Session, snapshot: Snapshot, *, given: Sequence[list[Answers]]) -> Fp8Verification:
+    released, adapted, emulated = given
+    wanted = session.variant.fp8
+    against = wanted.against if wanted else "base"
+    bounds = [wanted or Bounds()] * len(session.files)
+    return Fp8Verification(
+        base=snapshot.checkpoint,
+        against=against,
+        linears=sum(header.scale is not None for header in headers_of(snapshot).values()),
+        sets=_sets(session, adapted if against == "base" else released, candidate=emulated, bounds=bounds),
+    )
+
+
+def _require_bounds(found: Verification, *, work: Path) -> None:
+    """Where a bound is broken the figures are kept, under a name that no release has."""
+    failed = work / f"failed-{VERIFICATION}"
+    failed.unlink(missing_ok=True)
+    broken = [line for one in found.sets for line in one.broken()]
+    broken += [f"on the FP8 base, {line}" for one in (found.fp8.sets if found.fp8 else ()) for line in one.broken()]
+    if broken:
+        found.write(failed)
+        raise VerificationError(
+            f"the answers of {found.path} are further apart than the manifest allows:\n{listed(broken)}\n",
+            expected=f"what the manifest's bounds say; all figures are in {failed}",
+            next_step="find out why, or correct the bound, then: publish verify --manifest MANIFEST",
+        )
+
+
+# --- asking -------------------------------------------------------------------------------------------------
+
+
+def _answered(session: _Session, model: Model) -> list[Answers]:
+    """All answers of this model, which is loaded only where some are missing."""
+    answers = session.answers(model)
+    done = [one.finished() for one in answers]
+    batches = [_batches(file.requests, session.settings.batch) for file in session.files]
+    if all(n == len(b) for n, b in zip(done, batches, strict=True)):
+        return answers
+    session.progress(f"loading {model.label} of {session.variant.label}")
+    with loaded(model, session.variant, settings=session.settings, device=session.device) as runner:
+        for index, file in enumerate(session.files):
+            todo = list(enumerate(batches[index]))[done[index] :]
+            what = f"answering {session.settings.sets[index].name}: {model.label}"
+            _ask(runner, todo, answers=answers[index], progress=_forecast(session, what, len(file.requests)))
+    return answers
+
+
+def _forecast(session: _Session, what: str, total: int) -> Callable[[int], None]:
+    """Tells how many requests are answered, and when the rest will be at this pace."""
+    start, first = time.monotonic(), -1
+
+    def tell(done: int) -> None:
+        nonlocal first
+        first = done if first < 0 else first
+        pace = (time.monotonic() - start) / (done - first) if done > first else 0
+        left = f", about {pace * (total - done) / 60:.1f} min left" if pace else ""
+        session.progress(f"{what}{left}", done, total)
+
+    return tell
+
+
+def _ask(
+    runner: Runner, todo: Sequence[tuple[int, Sequence[Request]]], *, answers: Answers, progress: Callable[[int], None]
+) -> None:
+    size = max((len(batch) for _, batch in todo), default=0)
+    for place, batch in todo:
+        progress(place * size)
+        found = runner(batch)
+        answers.add([_fitting(given, request) for given, request in zip(found, batch, strict=True)], place=place)
+
+
+def _fitting(given: Sequence[Answer], request: Request) -> Sequence[Answer]:
+    """One answer for each question, or that there are not."""
+    wanted = len(request.questions)
+    return given if len(given) == wanted else [f"{len(given)} answers to {wanted} questions"] * wanted
+
+
+def _batches(requests: Sequence[Request], size: int) -> list[Sequence[Request]]:
+    """By place in the file alone, so that a request is always answered in the same company."""
+    return [requests[start : start + size] for start in range(0, len(requests), size)]
+
+
+def _key(session: _Session, model: Model, file: RequestFile) -> str:
+    """All that a model's answers rest on."""
+    settings, parts = session.settings, (model.release, model.base, model.fp8)
+    return digest_of(
+        [
+            [[file.name, file.sha256] for part in parts if part for file in part.checkpoint.files],
+            [(part.checkpoint.name, part.checkpoint.revision) if part else None for part in parts],
+            companions_digest(model.release),
+            _adapter_digest(model),
+            file.content,
+            settings.model_dump(include={"runner", "module", "dtype", "batch"}),
+            session.variant.model_class,
+            _device_name(session.device),
+            _packages(),
+            code_digest(_ANSWERING),
+        ]
+    )[:24]
+
+
+def companions_digest(release: Snapshot) -> str:
+    """Of the release's files beside its checkpoint: head, code, tokenizer, processor."""
+    weights = {file.name for file in release.checkpoint.files}
+    files = sorted(file for file in release.folder.iterdir() if file.is_file() and file.name not in weights)
+    return digest_of([[file.name, sha256_of(file)] for file in files])
+
+
+def _adapter_digest(model: Model) -> list[str]:
+    return [sha256_of(model.adapter / name) for name in (ADAPTER, CONFIG)] if model.adapter else []
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the packages that decide the answers."""
+    return {name: metadata.version(name) for name in ("numpy", "peft", "torch", "transformers")}
+
+
+# --- what they come to --------------------------------------------------------------------------------------
+
+
+def _sets(
+    session: _Session, reference: list[Answers], *, candidate: list[Answers], bounds: Sequence[Bounds]
+) -> tuple[VerificationSet, ...]:
+    return tuple(
+        set_figures(
+            one.name,
+            _pairs(file.requests, reference[index], candidate=candidate[index]),
+            file=file.digest,
+            limits=Limits(max_answers_changed=bounds[index].max_answers_changed, max_kl=bounds[index].max_kl),
+        )
+        for index, (one, file) in enumerate(zip(session.settings.sets, session.files, strict=True))
+    )
+
+
+def _pairs(requests: Sequence[Request], reference: Answers, *, candidate: Answers) -> Iterator[Pair]:
+    for request, first, second in zip(requests, reference.read(), candidate.read(), strict=True):
+        for question, ours, theirs in zip(request.questions, second, first, strict=True):
+            yield Pair(
+                request=request.id,
+                question=question.id,
+                kind=question.kind,
+                benchmark=request.benchmark,
+                reference=_logits(theirs),
+                candidate=_logits(ours),
+                gold=question.gold,
+                reference_failure=theirs if isinstance(theirs, str) else "",
+                candidate_failure=ours if isinstance(ours, str) else "",
+            )
+
+
+def _logits(answer: Answer) -> Floats | None:
+    return None if isinstance(answer, str) else np.asarray(answer, dtype=np.float64)

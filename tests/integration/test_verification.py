@@ -1,0 +1,346 @@
+"""A verification of a small Llama with the logits runner: figures, bounds, reuse, and runs that are killed."""
+
+import io
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from publisher.console import show_outcome
+from publisher.errors import PushError, VerificationError
+from publisher.files import sha256_of
+from publisher.lora import seeded
+from publisher.manifest import load_manifest
+from publisher.pipeline import Run, run
+from publisher.progress import silent
+from publisher.records import Extraction, Outcome, Verification
+from publisher.requests import read_requests
+from publisher.stages.fetch import fetch
+from publisher.stages.verify import Inputs, verify
+from tests.fp8_checkpoint import write_fp8
+
+ROOT = Path(__file__).parents[2]
+STAGED, WORK = Path("dist/pico"), Path("dist/pico.work/root")
+FILE, TEXTS = "requests/texts.jsonl", 30
+BOUNDS = {"max_answers_changed": 0.2, "max_kl": 0.01}
+KILLS = 6
+
+
+def manifest(**verification: Any) -> str:
+    settings = {"method": "svd", "rank": "auto", "dtype": "float32", "layout": "pattern", "task_type": "CAUSAL_LM"}
+    asked = {"runner": "logits", "batch": 4, "sets": [{"name": "Texts", "file": FILE, **BOUNDS}]} | verification
+    variant = {
+        "path": "/",
+        "label": "Pico",
+        "source": {"path": "pairs/one"},
+        "base": {"path": "pairs/base"},
+        "model_class": "LlamaForCausalLM",
+        "adapter": settings,
+        "verification": asked,
+    }
+    card = {"template": "lora_card.md.j2", "title": "Pico", "summary": "One adapter."}
+    return yaml.safe_dump({"version": 1, "repo": "o/pico", "license": "mit", "variants": [variant], "card": card})
+
+
+def texts(count: int = TEXTS) -> str:
+    words = random.Random(1)  # noqa: S311 - texts, not secrets
+    lines = (
+        {"id": f"t{i}", "text": " ".join(f"w{words.randrange(60)}" for _ in range(3 + i % 7))} for i in range(count)
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def publish(**options: Any) -> Outcome:
+    return run(Run(Path("pico.yaml"), Path("dist"), device="cpu", **{"last": "card", **options}), silent)
+
+
+@pytest.fixture(scope="module")
+def finished(pico_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pair, a tokenizer in its source, requests, and a run to the card. Read it, copy it."""
+    folder = tmp_path_factory.mktemp("verified")
+    shutil.copytree(pico_pairs, folder / "pairs")
+    vocabulary = {"<end>": 0} | {f"w{i}": i + 1 for i in range(60)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))  # noqa: S106 - no password
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder / "pairs/one")  # noqa: S106
+    (folder / "requests").mkdir()
+    (folder / FILE).write_text(texts())
+    (folder / "pico.yaml").write_text(manifest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        publish()
+    return folder
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it to change, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def reused(outcome: Outcome) -> tuple[str, ...]:
+    (variant,) = outcome.variants
+    return variant.reused
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def test_base_and_adapter_answer_nearly_as_the_release_does_and_the_card_says_so(finished: Path) -> None:
+    found = Verification.read(finished / STAGED / "verification.json")
+    (texts_,) = found.sets
+    assert (texts_.requests, texts_.questions, texts_.failed) == (TEXTS, TEXTS, 0)
+    assert 0 < texts_.max_kl < BOUNDS["max_kl"]
+    assert texts_.file is not None
+    assert texts_.file.sha256 == sha256_of(finished / FILE)
+    assert "| Texts |" in (finished / STAGED / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("place")
+def test_the_command_shows_the_table_of_the_test_sets() -> None:
+    console = Console(file=io.StringIO())
+    show_outcome(publish(), console)
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(rf"Pico +Texts +{TEXTS} +{TEXTS} +\d+\.\d\d% \(\d+\)", console.file.getvalue())
+
+
+def adapter_with(change: str, folder: Path) -> Path:
+    """The staged adapter with the factors of some modules scaled: `nothing` is left of them, or `tenfold`."""
+    shutil.copytree(STAGED, folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name in tensors:
+        if ".lora_B." in name and (change == "nothing" or "layers.1.mlp.down_proj" in name):
+            tensors[name] *= 0 if change == "nothing" else 10
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def verified(adapter: Path, *, base: str) -> Verification:
+    (variant,) = load_manifest(Path("pico.yaml")).variants
+    source, plain = (
+        fetch(one, memo=Path("memo.json"), progress=silent)
+        for one in (variant.source, variant.base.model_copy(update={"path": f"pairs/{base}"}))
+    )
+    files = [read_requests(Path(FILE), name=FILE, runner="logits")]
+    return verify(
+        variant,
+        Extraction.read(STAGED / "extraction.json"),
+        inputs=Inputs(source, plain, files=files),
+        staged=adapter,
+        work=Path("work"),
+        device=torch.device("cpu"),
+        progress=silent,
+    )
+
+
+def test_identical_models_differ_by_exactly_nothing(place: Path) -> None:
+    (texts_,) = verified(adapter_with("nothing", place / "none"), base="one").sets
+    assert (texts_.answers_changed, texts_.max_kl, texts_.mean_kl, texts_.max_probability_difference) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("change", "base"), [("tenfold", "base"), ("nothing", "base"), ("whole", "two")])
+def test_a_damaged_adapter_or_another_base_fails_by_set_and_bound_and_stages_nothing(
+    place: Path, change: str, base: str
+) -> None:
+    adapter = adapter_with(change, place / "changed") if change != "whole" else STAGED
+    if change == "whole":
+        tensors = {n: seeded_like(t, n) for n, t in load_file("pairs/base/model.safetensors").items()}
+        save_file(tensors, "pairs/two/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(VerificationError, match=r"Texts: [\d.e-]+ is above max_(answers_changed 0.2|kl 0.01)"):
+        verified(adapter, base=base)
+    assert not (adapter / "verification.json").exists()
+    assert Verification.read(Path("work/failed-verification.json")).sets[0].broken()
+
+
+def seeded_like(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.randn(tensor.shape, generator=seeded(name, torch.device("cpu"))).to(tensor.dtype)
+
+
+def test_what_a_model_cannot_be_asked_is_counted_with_its_reason(place: Path) -> None:
+    lines = texts(3) + json.dumps({"id": "odd", "text": "w1", "images": ["dot.png"]}) + "\n"
+    dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+    (place / FILE).write_text(lines.replace("dot.png", f"data:image/png;base64,{dot}"))
+    publish()
+    (texts_,) = Verification.read(STAGED / "verification.json").sets
+    assert (texts_.requests, texts_.questions, texts_.failed) == (4, 3, 1)
+    assert {failure.side for failure in texts_.failures} == {"reference", "candidate"}
+
+
+# --- the FP8 base, and the decision runner ------------------------------------------------------------------
+
+
+def with_variant(**fields: Any) -> str:
+    data = yaml.safe_load(Path("pico.yaml").read_text())
+    data["variants"][0] |= fields
+    return yaml.safe_dump(data)
+
+
+@pytest.mark.parametrize("against", ["base", "release"])
+def test_the_adapter_is_tried_on_the_fp8_base_too(place: Path, against: str) -> None:
+    linears = write_fp8(place / "pairs/base", place / "pairs/base-fp8")
+    (place / "pico.yaml").write_text(with_variant(fp8={"path": "pairs/base-fp8", "against": against}))
+    publish()
+    found = Verification.read(STAGED / "verification.json").fp8
+    assert found is not None
+    assert (found.against, found.linears) == (against, linears)
+    assert found.sets[0].max_kl > 0
+
+
+MODULE = """
+import json
+from pathlib import Path
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+class Decider(torch.nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+    def forward(self, batch):
+        return [[self.backbone(ids).logits[0, -1, :k] for k in sizes] for ids, sizes in batch]
+
+def load_release_model(path, device="cuda", dtype=torch.bfloat16):
+    assert Path(path, "tokenizer.json").is_file()
+    return Decider(LlamaForCausalLM.from_pretrained(path, dtype=dtype)).to(device), AutoTokenizer.from_pretrained(path)
+
+def encode_record(tokenizer, record):
+    if record["state"] == "refused":
+        raise ValueError("too long")
+    sizes = [1 if one["type"] == "noul" else len(one["criteria"]) for one in record["questions"].values()]
+    return tokenizer(json.dumps(record["state"]), return_tensors="pt")["input_ids"], sizes
+
+def collate_records(records, pad_token_id, device):
+    return [(ids.to(device), sizes) for ids, sizes in records]
+"""
+
+
+def test_the_decision_runner_asks_the_sources_own_module(place: Path) -> None:
+    (place / "pairs/one/joint_schema_model.py").write_text(MODULE)
+    questions = {
+        "n": {"type": "noul"},
+        "c": {"type": "choice", "criteria": {"b": "", "a": "", "d": ""}},
+        "s": {"type": "score", "criteria": ["low", "high"]},
+    }
+    expected = {"n": True, "c": "b", "s": 1}
+    rows = [
+        {"id": i, "family": "f", "state": f"w{i} w7", "questions": questions, "expected": expected} for i in range(9)
+    ]
+    rows[3]["state"] = "refused"
+    (place / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"runner": "decision", "trust_remote_code": True, "sets": [{"name": "Rows", "file": FILE}]}
+    (place / "pico.yaml").write_text(with_variant(verification=asked))
+    publish()
+    (found,) = Verification.read(STAGED / "verification.json").sets
+    assert (found.requests, found.questions, found.failed) == (9, 24, 3)
+    assert {failure.reason for failure in found.failures} == {"ValueError: too long"}
+    assert [kind.kind for kind in found.kinds] == ["choice", "noul", "score"]
+    assert found.gold is not None
+    assert reused(publish()) == ("extract", "validate", "verify")
+
+
+# --- reuse --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("place")
+def test_a_second_run_reuses_the_verification() -> None:
+    before = (STAGED / "verification.json").read_bytes()
+    assert reused(publish()) == ("extract", "validate", "verify")
+    assert (STAGED / "verification.json").read_bytes() == before
+
+
+def answer_files() -> dict[str, int]:
+    return {file.name: file.stat().st_mtime_ns for file in WORK.glob("answers/*.jsonl")}
+
+
+def test_another_request_file_is_answered_anew(place: Path) -> None:
+    (place / FILE).write_text(texts(5))
+    assert reused(publish()) == ("extract", "validate")
+    assert Verification.read(STAGED / "verification.json").sets[0].requests == 5
+
+
+def test_another_adapter_is_asked_anew_and_the_released_model_is_not(place: Path) -> None:
+    before = answer_files()
+    text = (place / "pico.yaml").read_text().replace("dtype: float32", "dtype: bfloat16")
+    (place / "pico.yaml").write_text(text)
+    assert reused(publish()) == ()
+    after = answer_files()
+    assert len(before) == 2
+    assert len(after) == 3
+    assert before.items() <= after.items()
+
+
+def test_another_bound_needs_no_new_answer_and_is_held_to(place: Path) -> None:
+    before = answer_files()
+    (place / "pico.yaml").write_text((place / "pico.yaml").read_text().replace("max_kl: 0.01", "max_kl: 1.0e-12"))
+    with pytest.raises(VerificationError, match="above max_kl 1e-12"):
+        publish()
+    assert answer_files() == before
+    assert not (STAGED / "verification.json").exists()
+
+
+def test_nothing_is_pushed_that_did_not_pass_the_verification_the_manifest_asks_for(place: Path) -> None:
+    (place / FILE).write_text(texts(5))
+    with pytest.raises(PushError, match="has not passed verification as it is now"):
+        publish(first="push", last="push", rehearse=True)
+    publish(last="push", rehearse=True)
+
+
+# --- killed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServerContext]:
+    """Processes that have transformers and this project imported when they start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["publisher.stages.verify", "publisher.pipeline", "transformers.models.llama"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        context.Process(target=os.getpid).start()
+        yield context
+
+
+def begun(forks: ForkServerContext) -> ForkServerProcess:
+    options = Run(Path("pico.yaml"), Path("dist"), device="cpu", first="verify", last="verify")
+    process = forks.Process(target=run, args=(options, silent))
+    process.start()
+    return process
+
+
+def test_a_run_killed_at_any_moment_goes_on_from_there_and_ends_with_the_same_bytes(
+    place: Path, forks: ForkServerContext
+) -> None:
+    before = (STAGED / "verification.json").read_bytes()
+    answers = {file.name: file.read_bytes() for file in WORK.glob("answers/*.jsonl")}
+    moments = random.Random(3)  # noqa: S311 - moments, not secrets
+    stopped = set()
+    for _ in range(KILLS):
+        shutil.rmtree(WORK / "answers")
+        process = begun(forks)
+        wanted = moments.randrange(1, sum(map(len, answers.values())))
+        while process.is_alive() and sum(f.stat().st_size for f in WORK.glob("answers/*.jsonl")) < wanted:
+            time.sleep(0.001)
+        process.kill()
+        process.join()
+        stopped.add(sum(file.stat().st_size for file in WORK.glob("answers/*.jsonl")))
+        publish(first="verify", last="verify")
+        assert (STAGED / "verification.json").read_bytes() == before
+        assert {file.name: file.read_bytes() for file in WORK.glob("answers/*.jsonl")} == answers
+    assert len(stopped) > 2, "the kills struck at different moments"
+    assert place.is_dir()

@@ -1,0 +1,40 @@
+"""Answers on disk survive a kill at any byte."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from publisher.answers import Answer, Answers
+
+BATCHES: list[list[list[Answer]]] = [
+    [[np.array([0.1, -3e38], dtype=np.float32), "ValueError: too long"], [np.array([7.0], dtype=np.float32)]],
+    [[np.array([1.5, 2.5, np.inf], dtype=np.float32)]],
+    [[np.array([0.25], dtype=np.float32)]],
+]
+
+
+@given(st.floats(0, 1))
+def test_a_file_cut_anywhere_goes_on_with_the_batch_that_was_torn_and_ends_the_same(share: float) -> None:
+    with TemporaryDirectory() as folder:
+        answers = Answers(Path(folder, "a.jsonl"))
+        for place, batch in enumerate(BATCHES):
+            answers.add(batch, place=place)
+        whole = answers.file.read_bytes()
+        answers.file.write_bytes(whole[: int(share * len(whole))])
+        for place, batch in list(enumerate(BATCHES))[answers.finished() :]:
+            answers.add(batch, place=place)
+        assert answers.file.read_bytes() == whole
+        assert answers.finished() == len(BATCHES)
+
+
+def test_logits_come_back_as_they_were_and_reasons_too(tmp_path: Path) -> None:
+    answers = Answers(tmp_path / "a.jsonl")
+    for place, batch in enumerate(BATCHES):
+        answers.add(batch, place=place)
+    expected = [request for batch in BATCHES for request in batch]
+    for found, given_ in zip(answers.read(), expected, strict=True):
+        for ours, theirs in zip(found, given_, strict=True):
+            assert np.array_equal(ours, theirs)
