@@ -12,10 +12,10 @@ is seeded by the tensor's name and has fixed signs: the same input gives the sam
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ NOISE_DEPTH = 6  # passes forth and back over drawn noise
 NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
 EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
 Rank = int | float | Literal["auto"]  # a whole number; a share of the energy, below 1; what stands above the noise
-BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
+BLOCK_ELEMENTS = 1 << 20  # worked on at once where a whole matrix would need a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,8 @@ def short_dtype(device: torch.device) -> torch.dtype:
     For matrices that are read many times and need be known to three digits only: half the memory, and several times
     the speed. A CPU without such instructions would be far slower for it.
     """
-    native = device.type == "cuda" or getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16", False)
+    known: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # older versions cannot tell
+    native = device.type == "cuda" or known().get("avx512_bf16", False)
     return torch.bfloat16 if native else torch.float32
 
 
@@ -192,7 +193,7 @@ def _leading(matrix: Tensor, start: Tensor, *, depth: int) -> tuple[Tensor, floa
     for _ in range(min(depth, min(matrix.shape) // block.shape[1])):
         image = orthonormal((matrix @ block.to(matrix.dtype)).float())
         images.append(image)
-        block = orthonormal((image.T.to(matrix.dtype) @ matrix).T.float())
+        block = orthonormal((image.T.to(matrix.dtype).contiguous() @ matrix).T.float())
     space = orthonormal(torch.cat(images, dim=1))
     u, s, vh = torch.linalg.svd((space.T.to(matrix.dtype) @ matrix).float(), full_matrices=False)
     return space @ u[:, 0], float(s[0]), vh[0]
@@ -313,7 +314,7 @@ def _left_over(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor]) -> tuple[Tenso
     scaled, squares = u * s, 0.0
     rest = delta.new_empty(delta.shape, dtype=short_dtype(delta.device))
     for rows in row_blocks(delta):
-        block = delta[rows] - scaled[rows] @ v.T
+        block = torch.addmm(delta[rows], scaled[rows], v.T, alpha=-1)
         squares += squared_norm(block)
         rest[rows] = block
     return rest, math.sqrt(squares)
@@ -387,7 +388,7 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:
-    """Rows of the matrix (m, n), in blocks of some two million elements."""
+    """Rows of the matrix (m, n), in blocks of some million elements."""
     rows = max(1, BLOCK_ELEMENTS // matrix.shape[1])
     return (slice(start, start + rows) for start in range(0, matrix.shape[0], rows))
 
@@ -401,8 +402,3 @@ def squared_norm(x: Tensor) -> float:
     if x.dim() == 1:
         return float(x.double().square().sum())
     return float(torch.linalg.vector_norm(x, dim=1).double().square().sum())
-
-
-def nonzero(x: Tensor) -> int:
-    """How many elements of x (m, n) are not zero; float32 counts exactly along rows of less than 2^24 elements."""
-    return int(torch.linalg.vector_norm(x, ord=0, dim=1).double().sum())

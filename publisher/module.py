@@ -51,7 +51,7 @@ def extract_module(
     noise = lora.rounding_noise(source, name=name, steps=steps)
     fit = partial(lora.decompose, delta, edge=noise.edge, name=name)
     found = fit(rank=settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank)
-    unchanged = delta.numel() - lora.nonzero(delta)
+    unchanged = delta.numel() - int(delta.bool().count_nonzero())
     recovery = residual = None
     if settings.method == "exact":
         again = (lambda rank: fit(rank=rank)) if settings.rank == "auto" else None
