@@ -18,7 +18,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,37 +31,57 @@ from publisher.manifest import AdapterSettings
 from publisher.module import extract_module
 
 RANK = 256
-SHAPES = {
-    "gate_proj, up_proj": (17408, 5120),
-    "down_proj": (5120, 17408),
-    "q_proj": (12288, 5120),
-    "in_proj_qkv": (10240, 5120),
-    "in_proj_z": (6144, 5120),
-    "out_proj, o_proj": (5120, 6144),
-    "k_proj, v_proj": (1024, 5120),
-    "in_proj_a, in_proj_b": (48, 5120),
+LINEARS = {  # of Qwen3.6-27B, in a layer of either kind
+    "mlp.gate_proj": (17408, 5120),
+    "mlp.up_proj": (17408, 5120),
+    "mlp.down_proj": (5120, 17408),
+    "linear_attn.in_proj_qkv": (10240, 5120),
+    "linear_attn.in_proj_z": (6144, 5120),
+    "linear_attn.out_proj": (5120, 6144),
+    "linear_attn.in_proj_a": (48, 5120),
+    "linear_attn.in_proj_b": (48, 5120),
+    "self_attn.q_proj": (12288, 5120),
+    "self_attn.k_proj": (1024, 5120),
+    "self_attn.v_proj": (1024, 5120),
+    "self_attn.o_proj": (5120, 6144),
 }
 SETTINGS = AdapterSettings(method="svd", rank=RANK, dtype="bfloat16", layout="pattern", task_type="FEATURE_EXTRACTION")
-HEADINGS = ("linears", "shape", "svd s", "decompose s", "times faster", "residual / best", "unit s", "unit peak GiB")
-WIDTHS = (20, 13, 7, 11, 12, 15, 7, 13)
+HEADINGS = (
+    "first linear",
+    "shape",
+    "svd s",
+    "decompose s",
+    "times faster",
+    "residual / best",
+    "unit s",
+    "unit peak GiB",
+)
+WIDTHS = (23, 13, 7, 11, 12, 15, 7, 9)
 
 
 def main() -> None:
     """Measure the chosen shapes one after the other and print a line for each."""
     arguments = _parser().parse_args()
     if arguments.measure:
-        print(json.dumps(JOBS[arguments.measure](arguments.pair, SHAPES[arguments.shapes[0]])))
+        print(json.dumps(JOBS[arguments.measure](arguments.pair, LINEARS[arguments.shapes[0]])))
         return
     print(f"rank {RANK}, bfloat16, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(_row(HEADINGS))
-    for name in SHAPES:
-        if not arguments.shapes or set(arguments.shapes) & set(name.split(", ")):
-            print(_row(_measured(name, quick=arguments.quick)), flush=True)
+    for name in arguments.shapes or first_of_each_shape(LINEARS):
+        print(_row(_measured(name, quick=arguments.quick)), flush=True)
+
+
+def first_of_each_shape(linears: Mapping[str, tuple[int, int]]) -> list[str]:
+    """One name for each distinct shape."""
+    shapes = list(linears.values())
+    return [name for index, (name, shape) in enumerate(linears.items()) if shapes.index(shape) == index]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="only these linears, such as q_proj down_proj")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=LINEARS, metavar="NAME", help="only these, such as mlp.down_proj"
+    )
     parser.add_argument("--quick", action="store_true", help="leave out the full SVD")
     parser.add_argument("--measure", choices=JOBS, help=argparse.SUPPRESS)  # how it calls itself
     parser.add_argument("--pair", type=Path, help=argparse.SUPPRESS)
@@ -74,7 +94,7 @@ def _measured(name: str, *, quick: bool) -> tuple[str, ...]:
         _in_own_process("make", pair, name)
         svd = None if quick else _in_own_process("svd", pair, name)
         decompose, unit = (_in_own_process(job, pair, name) for job in ("decompose", "unit"))
-    shape = "{} x {}".format(*SHAPES[name])
+    shape = "{} x {}".format(*LINEARS[name])
     return (
         name,
         shape,

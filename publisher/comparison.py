@@ -87,7 +87,7 @@ def compare(
         if not _one_file(source[name], base[name]) and not same(name, readers):
             different.append(name)
     kept = [name for name in different if not named_by(name, ignore)]
-    whole = carried_modules(kept, source, carry=carry)
+    whole = carried_modules(kept, source, base=base, carry=carry)
     inside = {name for tensors in whole.values() for name in tensors}
     changed = tuple(name for name in kept if name not in inside)
     _require_change(changed, different)

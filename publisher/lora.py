@@ -12,9 +12,10 @@ is seeded by the tensor's name and has fixed signs: the same input gives the sam
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
 SETTLED = 5e-4  # of the squared residual: a quarter of the 0.1 % that the residual may lie above the optimum
 RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
+WELL_CONDITIONED = 1e3  # columns whose orthonormal basis one pass of CholeskyQR gives to ten digits
 KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
 NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
 EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
 Rank = int | float | Literal["auto"]  # a whole number; a share of the energy, below 1; what stands above the noise
-BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
+BLOCK_ELEMENTS = 1 << 20  # worked on at once where a whole matrix would need a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +124,44 @@ def rounding_noise(source: Tensor, *, name: str, steps: Tensor | None = None) ->
     """
     generator = seeded(f"noise of {name}", source.device)
     draws = min(8, max(1, (1 << 18) // source.numel()))
-    errors = [_drawn_errors(source, generator, steps) for _ in range(draws)]
+    signed = [_signed_steps(source, generator, steps) for _ in range(draws)]
+    deviation = 12**-0.5  # of errors within half a step on either side, in steps
     return Noise(
-        norm=math.sqrt(squared_norm(errors[0])), edge=max(_edge_of(drawn, generator=generator) for drawn in errors)
+        norm=deviation * math.sqrt(sum(squared_norm(signed[0][rows].float()) for rows in row_blocks(source))),
+        edge=deviation * max(_edge_of(drawn, generator=generator) for drawn in signed),
     )
 
 
-def _drawn_errors(source: Tensor, generator: torch.Generator, steps: Tensor | None) -> Tensor:
-    """Errors of step / sqrt(12) each, with random signs; float32, (m, n)."""
-    errors = torch.empty(source.shape, device=source.device)
+def _signed_steps(source: Tensor, generator: torch.Generator, steps: Tensor | None) -> Tensor:
+    """The step at each value, with a random sign; (m, n), in a short dtype, which holds powers of two exactly."""
+    signed = source.new_empty(source.shape, dtype=short_dtype(source.device))
     for rows in row_blocks(source):
         size = step_of(source[rows].float(), source.dtype)
-        size = (size if steps is None else size.hypot(steps[rows])).mul_(12**-0.5)
-        torch.copysign(size, _random_bytes(size, generator).float(), out=errors[rows])
-    return errors
+        size = (size if steps is None else size.hypot(steps[rows])).to(signed.dtype)
+        torch.copysign(size, _random_bytes(size, generator).to(signed.dtype), out=signed[rows])
+    return signed
+
+
+def short_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies in it natively, else float32.
+
+    For matrices that are read many times and need be known to three digits only: half the memory, and several times
+    the speed. A CPU without such instructions would be far slower for it.
+    """
+    known: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # older versions cannot tell
+    native = device.type == "cuda" or known().get("avx512_bf16", False)
+    return torch.bfloat16 if native else torch.float32
+
+
+@contextmanager
+def _rough_products() -> Iterator[None]:
+    """Factors of float32 products may be rounded to bf16 or TF32 where that is faster; sums stay in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _random_bytes(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -151,27 +177,25 @@ def _edge_of(errors: Tensor, *, generator: torch.Generator) -> float:
     (u_i v_j)^2 times that of each error: large where one row or element makes the edge, small where all do.
     """
     u, sigma, v = _leading(errors, _gaussian(errors.shape[1], KRYLOV_BLOCK, generator), depth=NOISE_DEPTH)
-    variance = sum(squared_norm(errors[rows] * u[rows, None] * v) for rows in row_blocks(errors))
+    weights = v.square().to(errors.dtype)
+    variance = sum(float(u[rows].square() @ (errors[rows].square() @ weights).float()) for rows in row_blocks(errors))
     return sigma + EDGE_DEVIATIONS * math.sqrt(variance)
 
 
-def _leading(
-    matrix: Tensor, start: Tensor, *, depth: int, without: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, float, Tensor]:
-    """Largest singular value, with its vectors, of matrix - left right^T; `without` = (left, right), never formed.
+def _leading(matrix: Tensor, start: Tensor, *, depth: int) -> tuple[Tensor, float, Tensor]:
+    """Largest singular value, with its vectors, of a matrix (m, n) in a short dtype.
 
     Rayleigh-Ritz over the block Krylov space of `start` (n, w): noise has no gap after its first value, and power
     iteration would take far more passes over the matrix. The value comes out 1 to 2 % low on the largest matrices.
     """
-    left, right = without or (matrix.new_zeros(matrix.shape[0], 0), matrix.new_zeros(matrix.shape[1], 0))
     block = orthonormal(start[:, : min(matrix.shape)])
     images: list[Tensor] = []
     for _ in range(min(depth, min(matrix.shape) // block.shape[1])):
-        image = orthonormal(matrix @ block - left @ (right.T @ block))
+        image = orthonormal((matrix @ block.to(matrix.dtype)).float())
         images.append(image)
-        block = orthonormal((image.T @ matrix).T - right @ (left.T @ image))
+        block = orthonormal((image.T.to(matrix.dtype).contiguous() @ matrix).T.float())
     space = orthonormal(torch.cat(images, dim=1))
-    u, s, vh = torch.linalg.svd((space.T @ matrix) - (space.T @ left) @ right.T, full_matrices=False)
+    u, s, vh = torch.linalg.svd((space.T.to(matrix.dtype) @ matrix).float(), full_matrices=False)
     return space @ u[:, 0], float(s[0]), vh[0]
 
 
@@ -203,34 +227,50 @@ def _exact(delta: Tensor, *, rank: Rank, edge: float) -> Decomposition:
     """In float64: LAPACK's float32 errors would pass for singular values above a float32 source's edge."""
     u, s, vh = torch.linalg.svd(delta.double(), full_matrices=False)
     keep = min(_kept(s, rank, edge, total=squared_norm(s)), s.shape[0])
-    kept = u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float()
+    kept = _with_signs(u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float())
     after = float(s[keep]) if keep < s.shape[0] else None
-    return _finished(delta, kept, sigma_next=after, method="exact svd")
+    _, residual = _left_over(delta, kept)
+    return Decomposition(*kept, after, residual, "exact svd")
 
 
 def _randomized(
     delta: Tensor, *, rank: Rank, edge: float, generator: torch.Generator, width: int
 ) -> Decomposition | None:
-    """None where the width shows no end of the signal or the residual does not settle."""
+    """None where the width shows no end of the signal or the residual does not settle.
+
+    The first pass only turns the random start towards the leading space, so that its products may be rough; what
+    is kept of it is refined at least once in float32.
+    """
     total = squared_norm(delta)
-    q = orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
-    before = math.inf
+    with _rough_products():
+        z = delta.T @ orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
+    values, _ = _small_spectrum(z)
+    before = _missing(values, _kept(values, rank, edge, total=total), total=total)
     for _ in range(POWER_ITERATIONS):
+        q = orthonormal(delta @ orthonormal(z))
         z = delta.T @ q
         values, rotation = _small_spectrum(z)
         keep = _kept(values, rank, edge, total=total)
         if keep > width - OVERSAMPLING:
             return None
-        residual = max(total - squared_norm(values[:keep]), 0.0)  # good enough to see it settle
+        residual = _missing(values, keep, total=total)
         if _settled(before, residual, values=values, keep=keep, total=total):
-            u, s, v = _rotated(q, z, values=values, rotation=rotation)
-            kept = u[:, :keep], s[:keep], v[:, :keep]
-            beyond, fit = v[:, keep : keep + KRYLOV_BLOCK], (kept[0] * kept[1], kept[2])
-            _, after, _ = _leading(delta, beyond, depth=NEXT_DEPTH, without=fit)
-            return _finished(delta, kept, sigma_next=after, method="randomized svd")
+            return _truncated(delta, _rotated(q, z, values=values, rotation=rotation), keep=keep)
         before = residual
-        q = orthonormal(delta @ orthonormal(z))
     return None
+
+
+def _missing(values: Tensor, keep: int, *, total: float) -> float:
+    """The squared residual of the values kept: good enough to see it settle."""
+    return max(total - squared_norm(values[:keep]), 0.0)
+
+
+def _truncated(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor], *, keep: int) -> Decomposition:
+    u, s, v = svd
+    kept = _with_signs(u[:, :keep], s[:keep], v[:, :keep])
+    rest, residual = _left_over(delta, kept)
+    _, after, _ = _leading(rest, v[:, keep : keep + KRYLOV_BLOCK], depth=NEXT_DEPTH)
+    return Decomposition(*kept, after, residual, "randomized svd")
 
 
 def _settled(before: float, residual: float, *, values: Tensor, keep: int, total: float) -> bool:
@@ -238,8 +278,6 @@ def _settled(before: float, residual: float, *, values: Tensor, keep: int, total
 
     Each iteration shrinks what is missing by (sigma_width / sigma_keep)^4, so the last change bounds the next ones.
     """
-    if not math.isfinite(before):
-        return False
     if keep == 0:
         return True
     contraction = min(float(values[-1] / values[keep - 1].clamp_min(1e-30)) ** 4, 0.999)
@@ -260,24 +298,26 @@ def _rotated(q: Tensor, z: Tensor, *, values: Tensor, rotation: Tensor) -> tuple
     return q @ rotation.float(), values.float(), ((z.double() @ rotation) / divisors).float()
 
 
-def _finished(
-    delta: Tensor,
-    svd: tuple[Tensor, Tensor, Tensor],
-    *,
-    sigma_next: float | None,
-    method: Literal["randomized svd", "exact svd"],
-) -> Decomposition:
-    """The decomposition (U, S, V) with its signs fixed and its residual measured.
-
-    Taken from the norms of D and S alone, the residual would drown in float32 where the fit is close.
-    """
-    u, s, v = svd
+def _with_signs(u: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same SVD with the entry of largest magnitude of each column of V positive."""
     largest = v.gather(0, v.abs().argmax(dim=0, keepdim=True)) if v.numel() else v.new_ones(1, 0)
     sign = torch.where(largest < 0, -1.0, 1.0)
-    u, v = u * sign, v * sign
-    scaled = u * s
-    residual = sum(squared_norm(delta[rows] - scaled[rows] @ v.T) for rows in row_blocks(delta))
-    return Decomposition(u, s, v, sigma_next, math.sqrt(residual), method)
+    return u * sign, s, v * sign
+
+
+def _left_over(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, float]:
+    """D - u s v^T, (m, n) in a short dtype, and its Frobenius norm.
+
+    Taken from the norms of D and S alone, the norm would drown in float32 where the fit is close.
+    """
+    u, s, v = svd
+    scaled, squares = u * s, 0.0
+    rest = delta.new_empty(delta.shape, dtype=short_dtype(delta.device))
+    for rows in row_blocks(delta):
+        block = torch.addmm(delta[rows], scaled[rows], v.T, alpha=-1)
+        squares += squared_norm(block)
+        rest[rows] = block
+    return rest, math.sqrt(squares)
 
 
 def _kept(values: Tensor, rank: Rank, edge: float, *, total: float) -> int:
@@ -290,10 +330,11 @@ def _kept(values: Tensor, rank: Rank, edge: float, *, total: float) -> int:
 
 
 def orthonormal(y: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of y (m, w), m >= w, by CholeskyQR2 in float64.
+    """An orthonormal basis of the columns of y (m, w), m >= w, by CholeskyQR in float64.
 
-    Two passes of matrix products, far cheaper than Householder QR, which takes over where the columns depend on
-    each other too closely for a Cholesky factor.
+    Matrix products, far cheaper than Householder QR. The first pass loses as many digits as twice those of the
+    columns' condition, which the factor's diagonal shows: a second one makes up for it, and Householder QR takes
+    over where the columns depend on each other too closely for a Cholesky factor.
     """
     q = y.double()
     for _ in range(2):
@@ -302,6 +343,9 @@ def orthonormal(y: Tensor) -> Tensor:
             householder: Tensor = torch.linalg.qr(y).Q
             return householder
         q = torch.linalg.solve_triangular(factor, q.T, upper=False).T
+        smallest, largest = factor.diagonal().aminmax()
+        if largest < WELL_CONDITIONED * smallest:
+            break
     return q.to(y.dtype)
 
 
@@ -329,20 +373,22 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
     Works on blocks of rows, so that the merged matrix never exists as a whole.
     """
     a32, b32 = a.float(), b.float()
+    products = _rough_products if {a.dtype, b.dtype} == {torch.bfloat16} else nullcontext  # rough, bf16 loses nothing
     error = total = 0.0
     exact = 0
     for rows in row_blocks(source):
         weight, release = base[rows].to(source.dtype).float(), source[rows]
         delta = release.float() - weight
-        product = b32[rows] @ a32
+        with products():
+            product = b32[rows] @ a32
         total += squared_norm(delta)
         error += squared_norm(delta.sub_(product))
-        exact += int((product.add_(weight).to(source.dtype) == release).sum())
+        exact += int((product.add_(weight).to(source.dtype) == release).count_nonzero())
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:
-    """Rows of the matrix (m, n), in blocks of some two million elements."""
+    """Rows of the matrix (m, n), in blocks of some million elements."""
     rows = max(1, BLOCK_ELEMENTS // matrix.shape[1])
     return (slice(start, start + rows) for start in range(0, matrix.shape[0], rows))
 

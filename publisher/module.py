@@ -44,13 +44,14 @@ def extract_module(
     Raises:
         ExtractionError: NaN or infinity in either weight.
     """
-    _require_finite(name, source, base=base)
-    noise = lora.rounding_noise(source, name=name, steps=steps)
     delta = lora.update_of(base, source)
+    size = math.sqrt(lora.squared_norm(delta))
+    if not math.isfinite(size):
+        _require_finite(name, source, base=base)
+    noise = lora.rounding_noise(source, name=name, steps=steps)
     fit = partial(lora.decompose, delta, edge=noise.edge, name=name)
     found = fit(rank=settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank)
-    size = math.sqrt(lora.squared_norm(delta))
-    unchanged = delta.numel() - int(delta.count_nonzero())
+    unchanged = delta.numel() - int(delta.bool().count_nonzero())
     recovery = residual = None
     if settings.method == "exact":
         again = (lambda rank: fit(rank=rank)) if settings.rank == "auto" else None

@@ -1,5 +1,6 @@
 """Small checkpoints of real architectures, and fine-tunes of them, as save_pretrained writes them."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from publisher.stages.validate import validate
 
 CPU = torch.device("cpu")
 RANK = 2
+FP8_BLOCK = 16
 Weights = dict[str, torch.Tensor]
 
 _SIZES = {
@@ -126,3 +128,20 @@ def tune(weights: Weights, pattern: str) -> None:
             *stack, rows, columns = weights[name].shape
             update = torch.randn(*stack, rows, RANK) @ torch.randn(*stack, RANK, columns)
             weights[name] = (weights[name].float() + 0.02 * update).bfloat16()
+
+
+def quantise(weights: Weights, pattern: str) -> None:
+    """Weights of matching names in float8_e4m3fn with a scale for each block, as FP8 releases store them."""
+    for name in [name for name in sorted(weights) if re.search(pattern, name)]:
+        rows, columns = weights[name].shape
+        blocks = weights[name].float().reshape(rows // FP8_BLOCK, FP8_BLOCK, columns // FP8_BLOCK, FP8_BLOCK)
+        scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+        weights[name] = (blocks / scale).reshape(rows, columns).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = scale.reshape(rows // FP8_BLOCK, columns // FP8_BLOCK).contiguous()
+
+
+def say_fp8(config: Path) -> None:
+    """Let this config.json say how `quantise` stored the weights."""
+    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
+    how |= {"modules_to_not_convert": ["lm_head"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))

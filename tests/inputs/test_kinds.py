@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from publisher.errors import ExtractionError, FetchError
 from publisher.loading import quiet
-from tests.inputs.pairs import RANK, Pair, Weights
+from tests.inputs.pairs import RANK, Pair, Weights, quantise, say_fp8
 
 MakePair = Callable[..., Pair]
 ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -249,6 +249,26 @@ def test_a_parameter_beside_further_modules_cannot_be_carried(make_pair: MakePai
     assert "  backbone.layers.0.mixer.A_log, a parameter of backbone.layers.0.mixer\n" in message
 
 
+@pytest.mark.parametrize("side", ["source", "base"])
+def test_a_carried_module_of_which_the_other_side_lacks_a_tensor_is_refused(make_pair: MakePair, side: str) -> None:
+    pair = make_pair("Qwen2", r"o_proj\.weight")
+    weight, bias = (f"model.layers.0.self_attn.q_proj.{part}" for part in ("weight", "bias"))
+    pair.change(lambda weights: weights[weight].add_(0.5))
+    pair.change(lambda weights: weights.pop(bias), side="source" if side == "base" else "base")
+    message = refused(pair, carry=[weight], ignore=[bias])
+    assert f"differ in more than their values:\n  {bias} is in the {side} alone\n" in message
+    assert "under adapter.ignore" in message
+
+
+def test_a_carried_module_with_another_shape_in_the_base_is_refused(make_pair: MakePair) -> None:
+    pair = make_pair("Qwen2", r"o_proj\.weight")
+    weight, bias = (f"model.layers.0.self_attn.q_proj.{part}" for part in ("weight", "bias"))
+    pair.change(lambda weights: weights[weight].add_(0.5))
+    pair.change(lambda weights: weights.update({bias: weights[bias][:-1].clone()}), side="base")
+    message = refused(pair, carry=[weight], ignore=[bias])
+    assert f"differ in more than their values:\n  {bias} has another shape in the base\n" in message
+
+
 def test_a_pattern_under_carry_that_no_tensor_matches_is_an_error(make_pair: MakePair) -> None:
     pair = make_pair("Llama", ATTENTION)
     assert refused(pair, carry=["*.nrom.*"]).startswith("adapter.carry names *.nrom.*, which no tensor matches.")
@@ -332,25 +352,11 @@ def test_a_base_that_was_trained_on_by_itself_leaves_noise_and_is_refused(make_p
 
 # --- FP8 with block scales ----------------------------------------------------------------------------------
 
-BLOCK = 16
-
 
 def in_fp8(pair: Pair, side: str, pattern: str = "_proj") -> None:
-    """One side as an FP8 release: linears in float8_e4m3fn, a scale for each block, and config.json saying so."""
-
-    def quantise(weights: Weights) -> None:
-        for name in [name for name in sorted(weights) if re.search(pattern, name)]:
-            rows, columns = weights[name].shape
-            blocks = weights[name].float().reshape(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
-            scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
-            weights[name] = (blocks / scale).reshape(rows, columns).to(torch.float8_e4m3fn)
-            weights[f"{name}_scale_inv"] = scale.reshape(rows // BLOCK, columns // BLOCK).contiguous()
-
-    pair.change(quantise, side=side)
-    config = pair.folder / side / "config.json"
-    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
-    how |= {"modules_to_not_convert": ["lm_head"]}
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": how}))
+    """One side as an FP8 release."""
+    pair.change(lambda weights: quantise(weights, pattern), side=side)
+    say_fp8(pair.folder / side / "config.json")
 
 
 @pytest.mark.parametrize("side", ["source", "base"])

@@ -22,6 +22,7 @@ from publisher.progress import silent
 from publisher.records import Outcome, Snapshot
 from publisher.stages.fetch import fetch
 from publisher.weights import headers_of, reader_of
+from tests.inputs.pairs import quantise, say_fp8
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")
 LARGEST_PAIR = 2 * 2 * 128 * 256  # bytes of the largest linear, bf16, in source and base
@@ -181,6 +182,35 @@ def test_a_local_folder_and_a_repository_go_together(pair: Path) -> None:
         assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
     assert staged("streamed") == staged("stored")
     assert stored_in(Path("cache")) < LARGEST_PAIR / 4
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("fp8", [("source",), ("base",), ("source", "base")], ids="+".join)
+def test_fp8_weights_stream_to_the_bytes_of_a_stored_run(pair: Path, fp8: tuple[str, ...]) -> None:
+    for side in ("source", "base"):
+        upload(f"o/fp8-{side}", in_two_files(pair / side, fp8=side in fp8))
+    repositories = {side: pinned(f"o/fp8-{side}") for side in ("source", "base")}
+    published("streamed", **repositories, stream=True)
+    published("stored", **repositories)
+    assert staged("streamed") == staged("stored")
+    summary = json.loads(staged("streamed")["extraction.json"])["summary"]
+    assert (summary["linears"], summary["fp8"]) == (14, list(fp8))
+
+
+def in_two_files(folder: Path, *, fp8: bool) -> Path:
+    """The checkpoint with its linears in FP8 if asked for, and all scales in another file than their weights."""
+    target = Path(f"fp8-{folder.name}")
+    target.mkdir()
+    shutil.copy(folder / "config.json", target)
+    weights = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    if fp8:
+        quantise(weights, "_proj")
+        say_fp8(target / "config.json")
+    files = {name: "scales.safetensors" if "_scale_" in name else "weights.safetensors" for name in weights}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name, place in files.items() if place == file}, target / file)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return target
 
 
 # --- a Hub that misbehaves ----------------------------------------------------------------------------------
