@@ -189,9 +189,9 @@ def test_a_local_folder_and_a_repository_go_together(pair: Path) -> None:
 def test_fp8_weights_stream_to_the_bytes_of_a_stored_run(pair: Path, fp8: tuple[str, ...]) -> None:
     for side in ("source", "base"):
         upload(f"o/fp8-{side}", in_two_files(pair / side, fp8=side in fp8))
-    repositories = {side: pinned(f"o/fp8-{side}") for side in ("source", "base")}
-    published("streamed", **repositories, stream=True)
-    published("stored", **repositories)
+    source, base = (pinned(f"o/fp8-{side}") for side in ("source", "base"))
+    published("streamed", source=source, base=base, stream=True)
+    published("stored", source=source, base=base)
     assert staged("streamed") == staged("stored")
     summary = json.loads(staged("streamed")["extraction.json"])["summary"]
     assert (summary["linears"], summary["fp8"]) == (14, list(fp8))
