@@ -1,8 +1,13 @@
-"""The device that the arithmetic runs on."""
+"""The device that the arithmetic runs on, and what it is called."""
 
 import torch
 
 from publisher.errors import ManifestError
+
+
+def device_name(device: torch.device) -> str:
+    """`cpu`, or the accelerator's name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def chosen_device(name: str) -> torch.device:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from publisher.lora import short_dtype
 from publisher.rounding import Intervals
 
 BUDGET = 48  # iterations at most
@@ -201,7 +202,7 @@ def _side(factor: Tensor, *, columns: int) -> _Side:
 def _improved(goal: Intervals, moving: _Side, *, fixed: _Side, asked: _Asked) -> tuple[_Side, _Side]:
     """A better left factor (m, r) beside a fixed right one (n, r); the fixed one learns what its rows weigh now."""
     basis, back = _metric(fixed)
-    rows_of = _Rows(basis, fixed.factor.T.contiguous(), fixed.weight, quick=_quick(basis.device))
+    rows_of = _Rows(basis, fixed.factor.T.contiguous(), fixed.weight, quick=short_dtype(basis.device))
     parts, weight = [], torch.zeros_like(fixed.weight)
     for rows in _blocks(goal.centre):
         side = _Side(moving.factor[rows], moving.damping[rows], moving.weight[rows])
@@ -292,12 +293,6 @@ def _longest(place: Tensor, step: Tensor, weighing: Tensor) -> Tensor:
 def _violation(place: Tensor, weighing: Tensor) -> Tensor:
     violation: Tensor = torch.linalg.vector_norm(softshrink(place, 1.0).mul_(weighing), dim=1)
     return violation
-
-
-def _quick(device: torch.device) -> torch.dtype:
-    """bf16 where the machine has units for it."""
-    fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()  # noqa: SLF001 - no public way to ask
-    return torch.bfloat16 if fast else torch.float32
 
 
 def _blocks(matrix: Tensor) -> list[slice]:

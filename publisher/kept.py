@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 from publisher.adapter import Factors
 from publisher.errors import FetchError
@@ -56,15 +56,17 @@ class Shelf:
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
     def factors(self, figures: ModuleExtraction) -> Factors:
-        """A finished module, from its figures."""
-        tensors = load_file(self._factors(figures.name))
-        residual = Residual(tensors["index"], tensors["value"]) if "index" in tensors else None
-        return Factors(tensors["b"], tensors["a"], figures, residual)
+        """The factors of a finished module, from its figures."""
+        b, a = self._tensors(figures, "b", "a")
+        return Factors(b, a, figures)
 
     def residual(self, figures: ModuleExtraction) -> Residual:
         """What a merge of this finished module leaves to be set; it was asked for."""
-        tensors = load_file(self._factors(figures.name))
-        return Residual(tensors["index"], tensors["value"])
+        return Residual(*self._tensors(figures, "index", "value"))
+
+    def _tensors(self, figures: ModuleExtraction, *keys: str) -> list[torch.Tensor]:
+        with safe_open(self._factors(figures.name), framework="pt") as file:
+            return [file.get_tensor(key) for key in keys]
 
     def _figures(self, name: str) -> Path:
         return self.folder / f"{name}.json"

@@ -6,8 +6,9 @@ things predictable without knowing BA: how much of D the best rank-r fit must le
 largest singular value that noise alone has (the noise edge), above which singular values are signal.
 
 The truncated SVD is randomized (Halko, Martinsson, Tropp 2011, algorithm 4.4), orthonormalised by CholeskyQR2
-(Fukaya et al. 2014); where the matrix is small, or the method does not settle, the exact SVD is taken. Everything
-is seeded by the tensor's name and has fixed signs: the same input gives the same factors.
+(Fukaya et al. 2014), whose second pass is left out where the first suffices; where the matrix is small, or the method
+does not settle, the exact SVD is taken. Everything is seeded by the tensor's name and has fixed signs: the same input
+gives the same factors.
 """
 
 import hashlib

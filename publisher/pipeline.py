@@ -329,9 +329,12 @@ def validation_key(staged: Path) -> str:
 
     A file that is missing has no digest; to say so is the validation's business.
     """
-    judged = map(staged.joinpath, (EXTRACTION, CONFIG, ADAPTER, RESIDUAL))
-    files = [sha256_of(file) if file.is_file() else "" for file in judged]
+    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL)
     return digest_of([files, code_digest(_VALIDATION_CODE)])
+
+
+def _digests(folder: Path, *names: str) -> list[str]:
+    return [sha256_of(file) if file.is_file() else "" for file in map(folder.joinpath, names)]
 
 
 def _validation_lapse(place: _Place) -> str:
@@ -346,7 +349,9 @@ def _verification(
     variant, options = place.variant, place.options
     if variant.verification is None or not options.includes("verify"):
         return None, False
-    if options.first != "verify" and not _verification_lapse(place, progress):
+    requests = _requests(place, progress)
+    marker, key = place.work("verify.json"), _verification_key(place, requests, progress=progress)
+    if options.first != "verify" and not _lapse(marker, key, folder=place.staged):
         return Verification.read(place.staged / VERIFICATION), True
     from publisher.devices import chosen_device
     from publisher.stages.fetch import fetch, fetch_companions
@@ -363,14 +368,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=_requests(place, progress), fp8=fp8),
+        inputs=Inputs(pair.source, pair.base, files=requests, fp8=fp8),
         staged=place.staged,
         work=place.work(""),
         device=chosen_device(options.device),
         progress=progress,
     )
-    key = _verification_key(place, progress)
-    _mark(place.work("verify.json"), key, files=[place.staged / VERIFICATION])
+    _mark(marker, key, files=[place.staged / VERIFICATION])
     return found, False
 
 
@@ -391,17 +395,16 @@ def _requests(place: _Place, progress: Progress) -> list[RequestFile]:
     return files
 
 
-def _verification_key(place: _Place, progress: Progress) -> str:
+def _verification_key(place: _Place, requests: Sequence[RequestFile], *, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     from publisher.stages.verify import CODE
 
     variant, staged = place.variant, place.staged
-    files = [sha256_of(staged / name) if (staged / name).is_file() else "" for name in (EXTRACTION, CONFIG, ADAPTER)]
+    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER)
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _local_content(variant.source) if variant.source.path else []
     fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
-    requests = [file.content for file in _requests(place, progress)]
-    return digest_of([files, settings, local, fp8, requests, code_digest(CODE)])
+    return digest_of([files, settings, local, fp8, [file.content for file in requests], code_digest(CODE)])
 
 
 def _local_content(reference: Reference) -> list[tuple[str, str]]:
@@ -418,7 +421,8 @@ def _local_revision(reference: Reference, options: Run, progress: Progress) -> s
 
 
 def _verification_lapse(place: _Place, progress: Progress) -> str:
-    return _lapse(place.work("verify.json"), _verification_key(place, progress), folder=place.staged)
+    key = _verification_key(place, _requests(place, progress), progress=progress)
+    return _lapse(place.work("verify.json"), key, folder=place.staged)
 
 
 def _lapse(marker: Path, key: str, *, folder: Path) -> str:

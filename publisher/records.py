@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
 from publisher.errors import FetchError
 from publisher.files import canonical_json, sha256_of, write_text
 
@@ -280,6 +281,12 @@ class ExtractionSummary(Record):
     exact_share: Figure
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
+
+    @property
+    def written(self) -> dict[str, FileDigest]:
+        """The adapter's files, by the name that each must have."""
+        residual = {RESIDUAL: self.recovery.residual} if self.recovery and self.recovery.residual else {}
+        return {ADAPTER: self.adapter, CONFIG: self.config} | residual
 
 
 class RecoverySummary(Record):

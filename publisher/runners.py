@@ -208,10 +208,14 @@ def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:
 
     So the release's own loader builds base + head, and no two models are ever in memory.
     """
-    weights = {file.name for file in release.checkpoint.files}
-    for file in sorted(release.folder.iterdir()):
-        if file.name not in weights:
-            (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
+    for file in companions(release):
+        (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
     for name in (file.name for file in base.checkpoint.files):
         (work / name).symlink_to(os.path.realpath(base.folder / name))
     return work
+
+
+def companions(release: Snapshot) -> list[Path]:
+    """What a release's folder holds beside its checkpoint, sorted: head, code, tokenizer, processor."""
+    weights = {file.name for file in release.checkpoint.files}
+    return sorted(file for file in release.folder.iterdir() if file.name not in weights)

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from publisher.artefacts import RESIDUAL
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
 from publisher.records import (
@@ -119,13 +120,12 @@ def _share(norm: float | None, total: float) -> dict[str, float | None]:
 def summary_problems(extraction: Extraction) -> list[str]:
     """The fields of the summary that do not follow from the modules."""
     claimed = extraction.summary
-    residual = claimed.recovery.residual if claimed.recovery else None
     again = summarise(
         extraction.modules,
         _as_claimed(extraction),
         adapter=claimed.adapter,
         config=claimed.config,
-        residual=residual,
+        residual=claimed.written.get(RESIDUAL),
     )
     return list(differences(claimed, again))
 

@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from publisher.artefacts import EXTRACTION, MANIFEST
+from publisher.artefacts import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.comparison import Comparison
@@ -128,7 +128,7 @@ def comparison(case: _Case) -> str:
     problems = [f"{name} differs and has no module" for name in sorted(set(seen.changed) - modules)]
     problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
     claimed = extraction.summary
-    residual = claimed.recovery.residual if claimed.recovery else None
+    residual = claimed.written.get(RESIDUAL)
     again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config, residual=residual)
     require_none([*problems, *differences(claimed, again)])
     return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"

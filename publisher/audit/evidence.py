@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from publisher import hub, lora
 from publisher.adapter import KEY_PREFIX, adapter_config
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
@@ -83,10 +83,7 @@ def digests(adapter: Adapter) -> str:
     """Weights and config are the bytes that extraction.json records."""
     summary = _recorded(adapter).summary
     problems = []
-    recorded_files = [(summary.adapter, ADAPTER), (summary.config, CONFIG)]
-    if summary.recovery and summary.recovery.residual:
-        recorded_files.append((summary.recovery.residual, RESIDUAL))
-    for recorded, name in recorded_files:
+    for name, recorded in summary.written.items():
         path = adapter.folder / name
         if not path.is_file():
             problems.append(f"{name} is missing")

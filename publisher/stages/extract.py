@@ -20,6 +20,7 @@ from publisher import dequantised, fp8, provenance
 from publisher.adapter import adapter_config, carried_keys, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.comparison import Comparison, ranges
+from publisher.devices import device_name
 from publisher.errors import ExtractionError, counted, listed
 from publisher.files import canonical_json, digest_of, no_room, write_text
 from publisher.kept import Shelf, shelf
@@ -294,8 +295,3 @@ def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:
 
 def _settings(variant: Variant) -> Settings:
     return Settings(**variant.adapter.model_dump(), model_class=variant.model_class)
-
-
-def device_name(device: torch.device) -> str:
-    """`cpu`, or the accelerator's name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

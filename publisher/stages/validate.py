@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from publisher import lora
 from publisher.adapter import KEY_PREFIX, carried_keys
-from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
+from publisher.artefacts import ADAPTER, RESIDUAL
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
 from publisher.loading import (
@@ -103,18 +103,14 @@ def require_structure(variant: Variant, extraction: Extraction, *, base: Snapsho
 
 def require_files(extraction: Extraction, staged: Path) -> None:
     """The adapter's files are those of extraction.json, and hold just its modules: shapes, dtype, finite, not zero."""
-    summary = extraction.summary
-    files = [(ADAPTER, summary.adapter.sha256), (CONFIG, summary.config.sha256)]
-    if summary.recovery and summary.recovery.residual:
-        files.append((RESIDUAL, summary.recovery.residual.sha256))
-    for name, digest in files:
+    for name, recorded in extraction.summary.written.items():
         if not (staged / name).is_file():
             raise ValidationError(f"{staged / name} does not exist", next_step=_AGAIN)
         found = sha256_of(staged / name)
-        if found != digest:
+        if found != recorded.sha256:
             raise ValidationError(
                 f"{staged / name} has SHA-256 {found[:12]}…",
-                expected=f"{digest[:12]}…, as extraction.json says",
+                expected=f"{recorded.sha256[:12]}…, as extraction.json says",
                 next_step=_AGAIN,
             )
     require_tensors(extraction, staged)
@@ -206,8 +202,7 @@ def require_numbers(
 @contextmanager
 def _residuals(extraction: Extraction, staged: Path) -> Iterator[Callable[[str], Residual] | None]:
     """Gives the residual of a module, where the release has a file of them."""
-    recovery = extraction.summary.recovery
-    if recovery is None or recovery.residual is None:
+    if RESIDUAL not in extraction.summary.written:
         yield None
         return
     with safe_open(staged / RESIDUAL, framework="pt") as file:

@@ -17,6 +17,7 @@ import torch
 
 from publisher.answers import Answer, Answers
 from publisher.artefacts import ADAPTER, CONFIG, VERIFICATION
+from publisher.devices import device_name
 from publisher.errors import VerificationError, listed
 from publisher.figures import Floats, Pair, set_figures
 from publisher.files import digest_of, sha256_of
@@ -25,7 +26,7 @@ from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
 from publisher.requests import Request, RequestFile
-from publisher.runners import Model, Runner, loaded
+from publisher.runners import Model, Runner, companions, loaded
 from publisher.weights import headers_of
 
 CODE = (
@@ -116,7 +117,7 @@ def verify(
         path=variant.path,
         adapter_sha256=extraction.summary.adapter.sha256,
         runner=settings.runner,
-        device=_device_name(device),
+        device=device_name(device),
         dtype=settings.dtype,
         packages=_packages(),
         sets=_sets(session, given[0], candidate=given[1], bounds=settings.sets),
@@ -221,7 +222,7 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
             file.content,
             settings.model_dump(include={"runner", "module", "dtype", "batch"}),
             session.variant.model_class,
-            _device_name(session.device),
+            device_name(session.device),
             _packages(),
             code_digest(_ANSWERING),
         ]
@@ -230,17 +231,11 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
 
 def companions_digest(release: Snapshot) -> str:
     """Of the release's files beside its checkpoint: head, code, tokenizer, processor."""
-    weights = {file.name for file in release.checkpoint.files}
-    files = sorted(file for file in release.folder.iterdir() if file.is_file() and file.name not in weights)
-    return digest_of([[file.name, sha256_of(file)] for file in files])
+    return digest_of([[file.name, sha256_of(file)] for file in companions(release) if file.is_file()])
 
 
 def _adapter_digest(model: Model) -> list[str]:
     return [sha256_of(model.adapter / name) for name in (ADAPTER, CONFIG)] if model.adapter else []
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _packages() -> dict[str, str]:

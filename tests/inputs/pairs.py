@@ -16,6 +16,7 @@ from publisher.records import Extraction, Validation
 from publisher.stages.extract import extract
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import validate
+from tests.manifests import ADAPTER
 
 CPU = torch.device("cpu")
 RANK = 2
@@ -93,14 +94,13 @@ class Pair:
     @property
     def variant(self) -> Variant:
         """The manifest's entry."""
-        settings = {"method": "svd", "rank": "auto", "dtype": "float32", "layout": "pattern", "task_type": "CAUSAL_LM"}
         return Variant(
             path="/",
             label="Small",
             source=Reference(path="source"),
             base=Reference(path="base"),
             model_class=self.model_class,
-            adapter=AdapterSettings.model_validate(settings | self.settings),
+            adapter=AdapterSettings.model_validate({**ADAPTER, **self.settings}),
         )
 
     def extracted(self, **settings: Any) -> Extraction:

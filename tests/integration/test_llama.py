@@ -7,12 +7,12 @@ import peft
 import pytest
 import torch
 import transformers
-import yaml
 from safetensors.torch import load_file
 
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Extraction, Outcome
+from tests.manifests import ADAPTER, one_variant
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 STAGED = Path("dist/llama")
@@ -62,19 +62,10 @@ def merged(base: Any) -> dict[str, torch.Tensor]:
 
 
 def published(**adapter: Any) -> Outcome:
-    settings = {"method": "svd", "rank": "auto", "dtype": "float32", "layout": "pattern", "task_type": "CAUSAL_LM"}
-    variant = {
-        "path": "/",
-        "label": "Llama in small",
-        "source": {"path": "source"},
-        "base": {"path": "base"},
-        "model_class": "LlamaForCausalLM",
-        "adapter": settings | adapter,
-        "expect": {"linears": 9, "layers": "0-2"},
-    }
-    card = {"template": "lora_card.md.j2", "title": "Llama", "summary": "A test."}
-    manifest = {"version": 1, "repo": "demo/llama", "license": "mit", "variants": [variant], "card": card}
-    Path("llama.yaml").write_text(yaml.safe_dump(manifest))
+    fields = {"adapter": {**ADAPTER, **adapter}, "expect": {"linears": 9, "layers": "0-2"}}
+    card = {"title": "Llama", "summary": "A test."}
+    text = one_variant("demo/llama", label="Llama in small", source="source", base="base", card=card, **fields)
+    Path("llama.yaml").write_text(text)
     return run(Run(Path("llama.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
 
 

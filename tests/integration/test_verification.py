@@ -33,6 +33,7 @@ from publisher.requests import read_requests
 from publisher.stages.fetch import fetch
 from publisher.stages.verify import Inputs, verify
 from tests.fp8_checkpoint import write_fp8
+from tests.manifests import one_variant
 
 ROOT = Path(__file__).parents[2]
 STAGED, WORK = Path("dist/pico"), Path("dist/pico.work/root")
@@ -42,19 +43,9 @@ KILLS = 6
 
 
 def manifest(**verification: Any) -> str:
-    settings = {"method": "svd", "rank": "auto", "dtype": "float32", "layout": "pattern", "task_type": "CAUSAL_LM"}
     asked = {"runner": "logits", "batch": 4, "sets": [{"name": "Texts", "file": FILE, **BOUNDS}]} | verification
-    variant = {
-        "path": "/",
-        "label": "Pico",
-        "source": {"path": "pairs/one"},
-        "base": {"path": "pairs/base"},
-        "model_class": "LlamaForCausalLM",
-        "adapter": settings,
-        "verification": asked,
-    }
-    card = {"template": "lora_card.md.j2", "title": "Pico", "summary": "One adapter."}
-    return yaml.safe_dump({"version": 1, "repo": "o/pico", "license": "mit", "variants": [variant], "card": card})
+    card = {"title": "Pico", "summary": "One adapter."}
+    return one_variant("o/pico", label="Pico", source="pairs/one", base="pairs/base", card=card, verification=asked)
 
 
 def texts(count: int = TEXTS) -> str:

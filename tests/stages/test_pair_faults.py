@@ -17,6 +17,7 @@ from publisher.progress import silent
 from publisher.records import Extraction
 from publisher.stages.extract import extract
 from publisher.stages.fetch import fetch
+from tests.manifests import ADAPTER
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad" / "pairs"
 Q, DOWN = "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.mlp.down_proj.weight"
@@ -62,14 +63,13 @@ def extracted(case: Case) -> Extraction:
         Path(name).mkdir()
         Path(name, "config.json").write_text("{}")
         save_file({key: tensor.contiguous() for key, tensor in content.items()}, Path(name, "model.safetensors"))
-    settings = {"method": "svd", "dtype": "float32", "layout": "pattern", "task_type": "CAUSAL_LM"}
     variant = Variant(
         path="/",
         label="Small",
         source=Reference(path="source"),
         base=Reference(path="base"),
         model_class="LlamaForCausalLM",
-        adapter=AdapterSettings.model_validate({**settings, "rank": case.rank, "ignore": case.ignore}),
+        adapter=AdapterSettings.model_validate({**ADAPTER, "rank": case.rank, "ignore": case.ignore}),
         expect=case.expect,
     )
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (variant.source, variant.base))
