@@ -156,7 +156,8 @@ def _decision(
     module = _module(model.release.folder / settings.module)
     folder = model.release.folder if model.base is None else _with_weights_of(model.base, model.release, work)
     decider, processor = module.load_release_model(str(folder), device=device, dtype=getattr(torch, settings.dtype))
-    decider.backbone = _adapted(decider.backbone, model).to(device)
+    place = _backbone_of(decider)
+    setattr(decider, place, _adapted(getattr(decider, place), model).to(device))
     decider.eval()
     tokenizer = getattr(processor, "tokenizer", processor)
     padding = tokenizer.pad_token_id
@@ -167,6 +168,14 @@ def _decision(
         return [[_array(one) for one in answered] for answered in found]
 
     return answers
+
+
+def _backbone_of(decider: torch.nn.Module) -> str:
+    """What the module calls its language model: an adapter put elsewhere would change nothing, silently."""
+    found = [name for name, child in decider.named_children() if isinstance(child, transformers.PreTrainedModel)]
+    if len(found) != 1:
+        raise VerificationError(f"the source's module holds {len(found)} models of transformers", expected="one")
+    return found[0]
 
 
 def _encoded(module: ModuleType, processor: Any, request: Request) -> Any:

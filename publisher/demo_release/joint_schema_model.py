@@ -180,7 +180,7 @@ def _asked(tokenizer: Any, id_: str, question: Mapping[str, Any], *, ids: list[i
 
 
 def _options(question: Mapping[str, Any]) -> dict[str, str]:
-    criteria = question.get("criteria")
+    criteria: Any = question.get("criteria")
     if question["type"] == "noul":
         given = criteria if isinstance(criteria, Mapping) else {}
         return {"true": str(given.get("true", "yes")), "false": str(given.get("false", "no"))}
