@@ -77,10 +77,11 @@ def test_another_image_gives_another_answer(module: ModuleType, release: tuple[A
 
 
 def test_the_base_decides_otherwise(
-    module: ModuleType, release: tuple[Any, Any], demo_pairs: Path, tmp_path: Path
+    module: ModuleType, release: tuple[Any, Any], demo_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(demo_pairs)
     source, base = (
-        fetch(Reference(path=str(demo_pairs / name)), memo=tmp_path / "memo.json", progress=silent)
+        fetch(Reference(path=name), memo=tmp_path / "memo.json", progress=silent)
         for name in ("clef-flash", "clef-flash-base")
     )
     (tmp_path / "mixed").mkdir()
