@@ -1,7 +1,8 @@
 """The demo's checkpoints: two small pairs of the real architecture, with a merged LoRA planted in each.
 
 `clef` (64 layers, an adapter in layers 40-63) and `clef-flash` (32 layers, an adapter in all) stand beside their
-bases, as transformers saves them. They let every stage run for real without a download.
+bases, as transformers saves them. With each comes a head, so that it decides, and beside them are `requests` to ask it.
+They let every stage run for real without a download.
 
 The same bytes come out on every run, with any number of threads: each tensor is drawn element by element from a
 generator seeded with its own name, and the planted factors are multiples of 1/64, so that their product is exact in
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from publisher.demorequests import write_processor, write_requests
 from publisher.errors import PublisherError
-from publisher.files import canonical_json, sha256_of
+from publisher.files import canonical_json, digest_of, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,9 @@ SEED = 20
 RANK = 16
 VALUE_HEADS = 8  # the height of in_proj_a and in_proj_b: below RANK, so that their update has full width, as in Clef
 STAMP = "demo.json"
+_MODULE = Path(__file__).with_name("demo_release") / "joint_schema_model.py"
+_SOURCES = (Path(__file__), Path(__file__).with_name("demorequests.py"), _MODULE)
+_MAKERS = ("numpy", "pillow", "safetensors", "tokenizers", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
         for pair in PAIRS:
             report(f"making {folder / pair.base} and {folder / pair.name}")
             _make_pair(pair, made)
+            _make_decider(pair, made / pair.name)
+        write_requests(made / "requests")
         stamp = {
             "made_by": __name__,
             "recipe": recipe,
@@ -112,8 +119,8 @@ def _recipe() -> dict[str, Any]:
         "seed": SEED,
         "rank": RANK,
         "pairs": [asdict(pair) for pair in PAIRS],
-        "made_with": {name: metadata.version(name) for name in ("numpy", "safetensors", "torch", "transformers")},
-        "source_sha256": sha256_of(Path(__file__)),
+        "made_with": {name: metadata.version(name) for name in _MAKERS},
+        "source_sha256": digest_of([sha256_of(source) for source in _SOURCES]),
     }
 
 
@@ -166,6 +173,25 @@ def _make_pair(pair: Pair, folder: Path) -> None:
     with _no_progress_bar():
         model.save_pretrained(folder / pair.name, state_dict=source, max_shard_size="3MB")
         model.save_pretrained(folder / pair.base, state_dict=base | extra, max_shard_size="3MB")
+
+
+def _make_decider(pair: Pair, folder: Path) -> None:
+    """What the source has beside its weights: decision module, head, tokenizer, image processor."""
+    from safetensors.torch import save_file
+
+    (folder / _MODULE.name).write_bytes(_MODULE.read_bytes())
+    config = {"hidden_size": pair.hidden, "head_size": 32, "scale": 8.0}
+    (folder / "joint_head_config.json").write_text(canonical_json(config), encoding="utf-8", newline="")
+    head = {f"{part}.weight": _head_weight(pair, part) for part in ("question", "option")}
+    save_file(head, folder / "joint_head.safetensors", metadata={"format": "pt"})
+    write_processor(folder)
+
+
+def _head_weight(pair: Pair, part: str) -> "Tensor":
+    import torch
+
+    values = _generator(pair.name, part, "head").standard_normal((32, pair.hidden)) / math.sqrt(pair.hidden)
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _empty_model(pair: Pair) -> Any:
