@@ -156,9 +156,9 @@ def _failure(logits: Floats | None, why: str) -> str:
 
 
 def _options(logits: Floats | None) -> Floats:
-    """Logits of all options: one logit alone is that of yes, beside a no at zero."""
+    """Logits of all options: one logit alone is that of yes, before a no at zero."""
     given = np.zeros(0) if logits is None else np.asarray(logits, dtype=np.float64).ravel()
-    return np.concatenate([np.zeros(1), given]) if given.size == 1 else given
+    return np.concatenate([given, np.zeros(1)]) if given.size == 1 else given
 
 
 def _compared(pair: Pair) -> _Compared:

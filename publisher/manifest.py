@@ -342,9 +342,9 @@ class RequestSet(Bounds):
     name: Text
     """What readers of the card call this set."""
     file: Annotated[str, AfterValidator(_request_file)]
-    """JSON lines, gzip or not; relative to the manifest's folder, or to the dataset's root."""
+    """JSON lines, gzip or not; relative to the folder in which you run publish, or to the dataset's root."""
     dataset: Dataset | None = None
-    """Where the file is on the Hub; without it the file is beside the manifest."""
+    """Where the file is on the Hub; without it the file is local."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Take only so many requests from the file's beginning."""
 

@@ -381,10 +381,9 @@ def _verification(
 def _requests(place: _Place, progress: Progress) -> list[RequestFile]:
     """The request files of the manifest's sets, read and checked."""
     settings = place.variant.verification
-    beside = place.options.manifest_file.parent
     files = []
     for one in settings.sets if settings else ():
-        path = beside / one.file
+        path = Path(one.file)
         if (dataset := one.dataset) is not None:
             from publisher import hub
 

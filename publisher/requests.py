@@ -10,6 +10,7 @@ import binascii
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -187,19 +188,24 @@ def _question(id_: str, question: Any, *, expected: Any) -> Question:
     options = _options(where, kind, criteria=question.get("criteria"))
     if expected is None:
         return Question(id_, kind)
-    if isinstance(expected, int | float) and kind != "choice":  # true is 1, and 2.0 is level 2
-        index = int(expected) if expected == int(expected) else -1
-    else:
-        index = options.index(expected) if expected in options else -1
+    index = _index(expected, options, kind=kind)
     if not 0 <= index < len(options):
         raise _FieldError(f"expected.{id_}", f"is {shown(expected)}, none of the options")
     return Question(id_, kind, index)
 
 
+def _index(expected: Any, options: list[Any], *, kind: Kind) -> int:
+    """Of the right answer: an option itself, a level (2.0 is level 2), or for a noul true or false, 1 or 0."""
+    if kind == "choice" or not isinstance(expected, int | float):
+        return options.index(expected) if expected in options else -1
+    level = int(expected) if math.isfinite(expected) and expected == int(expected) else -1
+    return 1 - level if kind == "noul" else level
+
+
 def _options(where: str, kind: Kind, *, criteria: Any) -> list[Any]:
-    """In the order of the logits: a choice's options are sorted by id; no comes before yes."""
+    """In the order of the logits: a choice's options are sorted by id; yes comes before no."""
     if kind == "noul":
-        return ["no", "yes"]
+        return ["yes", "no"]
     form, (least, most) = (dict, _OPTIONS) if kind == "choice" else (list, _LEVELS)
     if not isinstance(criteria, form) or not least <= len(criteria) <= most:
         what = f"a {'mapping' if form is dict else 'list'} of {least} to {most}"

@@ -194,13 +194,24 @@ def _module(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses in it look themselves up
     try:
-        spec.loader.exec_module(module)
+        with _no_bytecode():
+            spec.loader.exec_module(module)
     except Exception as error:
         raise VerificationError(f"{file.name} of the source cannot be imported: {_reason(error)}") from error
     missing = [name for name in ("load_release_model", "encode_record", "collate_records") if not hasattr(module, name)]
     if missing:
         raise VerificationError(f"{file.name} of the source lacks {', '.join(missing)}", expected="a decision module")
     return module
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Nothing is cached beside the module: the source's folder stays as it is."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:

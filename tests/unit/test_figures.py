@@ -72,8 +72,8 @@ def test_a_set_of_three_questions_has_the_figures_worked_by_hand() -> None:
 
 def test_one_logit_alone_is_the_log_odds_of_yes() -> None:
     odds = np.array([math.log(3.0)])
-    assert set_figures("odds", [pair(odds, logs(0.25, 0.75), kind="noul")]).max_kl == pytest.approx(0, abs=1e-15)
-    assert gold_of(set_figures("odds", [pair(odds, -odds, gold=1)])).right_to_wrong == 1
+    assert set_figures("odds", [pair(odds, logs(0.75, 0.25), kind="noul")]).max_kl == pytest.approx(0, abs=1e-15)
+    assert gold_of(set_figures("odds", [pair(odds, -odds, gold=0)])).right_to_wrong == 1
 
 
 def test_of_equal_options_the_first_is_the_answer_and_the_tie_is_counted() -> None:

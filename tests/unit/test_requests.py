@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,15 @@ def written(folder: Path, *lines: Any) -> Path:
 def test_options_of_a_choice_are_counted_in_the_order_of_their_ids(tmp_path: Path) -> None:
     row = GOOD | {"expected": {"q": "b", "s": 2, "n": True}}
     (request,) = read_requests(written(tmp_path, row), name="set", runner="decision").requests
-    assert request.questions == (Question("q", "choice", 1), Question("s", "score", 2), Question("n", "noul", 1))
+    assert request.questions == (Question("q", "choice", 1), Question("s", "score", 2), Question("n", "noul", 0))
     assert request.benchmark == "colours"
     assert "expected" not in request.body
+
+
+@pytest.mark.parametrize(("given", "index"), [(True, 0), (False, 1), (1, 0), (0.0, 1), ("yes", 0), ("no", 1)])
+def test_yes_comes_before_no_as_in_a_decision_module_s_logits(tmp_path: Path, given: Any, index: int) -> None:
+    file = written(tmp_path, GOOD | {"expected": {"n": given}})
+    assert read_requests(file, name="set", runner="decision").requests[0].questions[2] == Question("n", "noul", index)
 
 
 def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Path) -> None:
@@ -50,6 +57,8 @@ def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Pa
         ("decision", {"state": 1, "questions": {"n": {"type": "score"}}}, "questions.n.criteria is nothing"),
         ("decision", GOOD | {"id": "2", "expected": {"q": "c"}}, "line 2: expected.q is 'c', none of the options"),
         ("decision", GOOD | {"id": "2", "expected": {"s": -1}}, "line 2: expected.s is -1, none of the options"),
+        ("decision", GOOD | {"id": "2", "expected": {"n": 2}}, "line 2: expected.n is 2, none of the options"),
+        ("decision", GOOD | {"id": "2", "expected": {"n": math.inf}}, "line 2: expected.n is inf, none of the options"),
         ("decision", GOOD | {"id": "2", "images": ["no.png"]}, r"line 2: images\[0\] 'no.png' does not exist"),
         ("decision", GOOD | {"id": "2", "images": ["data:,x"]}, r"line 2: images\[0\] is no image"),
         ("logits", {"id": "2", "text": 7}, "line 2: text is 7"),
