@@ -1,8 +1,8 @@
 """The demo's checkpoints: two small pairs of the real architecture, with a merged LoRA planted in each.
 
 `clef` (64 layers, an adapter in layers 40-63) and `clef-flash` (32 layers, an adapter in all) stand beside their
-bases, as transformers saves them. With each comes a head, so that it decides, and beside them are `requests` to ask it.
-They let every stage run for real without a download.
+bases, as transformers saves them. With each comes a head, so that it decides. One base has an FP8 release too, and
+`requests` are there to be asked. They let every stage run for real without a download.
 
 The same bytes come out on every run, with any number of threads: each tensor is drawn element by element from a
 generator seeded with its own name, and the planted factors are multiples of 1/64, so that their product is exact in
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from publisher.demofp8 import write_fp8
 from publisher.demorequests import write_processor, write_requests
 from publisher.errors import PublisherError
 from publisher.files import canonical_json, digest_of, sha256_of
@@ -37,7 +38,7 @@ RANK = 16
 VALUE_HEADS = 8  # the height of in_proj_a and in_proj_b: below RANK, so that their update has full width, as in Clef
 STAMP = "demo.json"
 _MODULE = Path(__file__).with_name("demo_release") / "joint_schema_model.py"
-_SOURCES = (Path(__file__), Path(__file__).with_name("demorequests.py"), _MODULE)
+_SOURCES = (*(Path(__file__).with_name(f"{name}.py") for name in ("demo", "demofp8", "demorequests", "fp8")), _MODULE)
 _MAKERS = ("numpy", "pillow", "safetensors", "tokenizers", "torch", "transformers")
 
 
@@ -67,6 +68,9 @@ PAIRS = (
 )
 
 
+FP8_OF = PAIRS[1]  # of its base there is an FP8 release too
+
+
 def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) -> None:
     """Make both pairs in `folder`, bf16 and in shards; a finished demo of the same recipe is left as it is.
 
@@ -87,6 +91,7 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
             report(f"making {folder / pair.base} and {folder / pair.name}")
             _make_pair(pair, made)
             _make_decider(pair, made / pair.name)
+        write_fp8(made / FP8_OF.base, made / f"{FP8_OF.base}-fp8")
         write_requests(made / "requests")
         stamp = {
             "made_by": __name__,

@@ -11,6 +11,7 @@ were made with. DIST/NAME is the staged tree, byte for byte what is pushed; DIST
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
@@ -19,7 +20,7 @@ from publisher.errors import FetchError, ManifestError, PushError, VerificationE
 from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
 from publisher.lock import locked
-from publisher.manifest import Manifest, Reference, Variant, load_manifest
+from publisher.manifest import Manifest, Reference, RequestSet, Variant, load_manifest
 from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import (
@@ -134,7 +135,8 @@ def run(options: Run, progress: Progress) -> Outcome:
 def _run_stages(
     manifest: Manifest, variants: Sequence[Variant], *, options: Run, target: Target, progress: Progress
 ) -> Outcome:
-    outcomes = tuple(_variant(variant, options, progress) for variant in variants)
+    places = [_place(variant, options, progress) for variant in variants]
+    outcomes = tuple(_variant(place, progress) for place in places)
     changed = _card(manifest, options, progress) if options.includes("card") else None
     if options.writes:
         _require_publishable(manifest, options, progress)
@@ -174,16 +176,57 @@ def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
 # --- one variant: fetch, extract, validate ------------------------------------------------------------------
 
 
-def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutcome:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one variant's files are in this run, and the requests that its models are asked."""
+
+    variant: Variant
+    options: Run
+    requests: tuple[RequestFile, ...] = ()
+
+    @property
+    def verifies(self) -> bool:
+        """Whether this run includes a verification of the variant."""
+        return self.variant.verification is not None and self.options.includes("verify")
+
+    @property
+    def staged(self) -> Path:
+        return self.options.staged / self.variant.folder
+
+    def work(self, name: str) -> Path:
+        return self.options.work / (self.variant.folder or "root") / name
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two checkpoints of a variant, and the FP8 release of the base where that is tried too."""
+
+    source: Snapshot
+    base: Snapshot
+    fp8: Snapshot | None = None
+
+    @property
+    def pins(self) -> list[tuple[str, str, str]]:
+        """Kind, name and revision of both; a local folder's revision is the digest of its files."""
+        return [(c.kind, c.name, c.revision) for c in (self.source.checkpoint, self.base.checkpoint)]
+
+
+def _place(variant: Variant, options: Run, progress: Progress) -> _Place:
+    """With the requests read and checked, before any long work."""
+    place = _Place(variant, options)
+    return _Place(variant, options, _requests(variant, progress)) if place.verifies else place
+
+
+def _variant(place: _Place, progress: Progress) -> VariantOutcome:
+    variant, options = place.variant, place.options
     untouched = VariantOutcome(
         path=variant.path, label=variant.label, reused=(), summary=None, validation=None, verification=None
     )
     if not options.touches_checkpoints:
         return untouched
-    place = _Place(variant, options)
     if (carried := _carried(place, progress)) is not None:
         return carried
-    pair = _fetch(variant, options, progress)
+    pair = _fetch(place, progress)
     if options.last == "fetch":
         return untouched
     extraction, extract_held = _extraction(place, pair, progress)
@@ -200,34 +243,6 @@ def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutco
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one variant's files are in this run."""
-
-    variant: Variant
-    options: Run
-
-    @property
-    def staged(self) -> Path:
-        return self.options.staged / self.variant.folder
-
-    def work(self, name: str) -> Path:
-        return self.options.work / (self.variant.folder or "root") / name
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The two checkpoints of a variant."""
-
-    source: Snapshot
-    base: Snapshot
-
-    @property
-    def pins(self) -> list[tuple[str, str, str]]:
-        """Kind, name and revision of both; a local folder's revision is the digest of its files."""
-        return [(c.kind, c.name, c.revision) for c in (self.source.checkpoint, self.base.checkpoint)]
-
-
 def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     """The outcome where the results of earlier stages hold and no checkpoint is needed to know it.
 
@@ -240,8 +255,7 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     pins = [("hub", ref.repo or "", ref.revision or "") for ref in (variant.source, variant.base)]
     lapse = _lapse(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
     lapse = lapse or _validation_lapse(place)
-    verifies = variant.verification is not None and place.options.includes("verify")
-    if verifies and not lapse:
+    if place.verifies and not lapse:
         lapse = _verification_lapse(place, progress)
     if lapse:
         progress(f"{place.staged} is not reused: {lapse}")
@@ -250,20 +264,40 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     return VariantOutcome(
         path=variant.path,
         label=variant.label,
-        reused=("extract", "validate", *(["verify"] if verifies else [])),
+        reused=("extract", "validate", *(["verify"] if place.verifies else [])),
         summary=Extraction.read(evidence).summary,
         validation=Validation.read(place.work("validation.json")),
-        verification=Verification.read(place.staged / VERIFICATION) if verifies else None,
+        verification=Verification.read(place.staged / VERIFICATION) if place.verifies else None,
     )
 
 
-def _fetch(variant: Variant, options: Run, progress: Progress) -> _Pair:
-    from publisher.stages.fetch import fetch
+def _fetch(place: _Place, progress: Progress) -> _Pair:
+    """All that the variant's stages read, so that nothing is found missing after hours."""
+    from publisher.stages.fetch import fetch, fetch_companions
 
-    memo = options.work / "digests.json"
-    references = (variant.source, variant.base)
-    source, base = (fetch(one, memo=memo, progress=progress, stream=options.stream) for one in references)
-    return _Pair(source, base)
+    variant, options, memo = place.variant, place.options, place.options.work / "digests.json"
+    if place.verifies and options.stream:
+        raise VerificationError(
+            "the weights are streamed, and verification runs the models",
+            next_step="run without --stream, or stop with --until validate",
+        )
+    fetched = partial(fetch, memo=memo, progress=progress, stream=options.stream)
+    source, base = fetched(variant.source), fetched(variant.base)
+    if not place.verifies:
+        return _Pair(source, base)
+    fetch_companions(variant.source, source, progress)
+    _require_module(variant, source.folder)
+    return _Pair(source, base, fetched(variant.fp8) if variant.fp8 else None)
+
+
+def _require_module(variant: Variant, folder: Path) -> None:
+    settings = variant.verification
+    if settings and settings.runner == "decision" and not (folder / settings.module).is_file():
+        raise VerificationError(
+            f"{variant.source.where} has no {settings.module}",
+            expected="the decision module of the source repository, at its root",
+            next_step="correct module in the manifest's verification",
+        )
 
 
 def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extraction, bool]:
@@ -347,28 +381,20 @@ def _verification(
 ) -> tuple[Verification | None, bool]:
     """What the two models' answers come to, and whether that is an earlier result that still holds."""
     variant, options = place.variant, place.options
-    if variant.verification is None or not options.includes("verify"):
+    if variant.verification is None and options.includes("verify"):
+        (place.staged / VERIFICATION).unlink(missing_ok=True)  # of an earlier manifest
+    if not place.verifies:
         return None, False
-    requests = _requests(place, progress)
-    marker, key = place.work("verify.json"), _verification_key(place, requests, progress=progress)
+    marker, key = place.work("verify.json"), _verification_key(place, progress)
     if options.first != "verify" and not _lapse(marker, key, folder=place.staged):
         return Verification.read(place.staged / VERIFICATION), True
     from publisher.devices import chosen_device
-    from publisher.stages.fetch import fetch, fetch_companions
     from publisher.stages.verify import Inputs, verify
 
-    if options.stream:
-        raise VerificationError(
-            "the weights are streamed, and verification runs the models",
-            next_step="run without --stream, or stop with --until validate",
-        )
-    fetch_companions(variant.source, pair.source, progress)
-    memo = options.work / "digests.json"
-    fp8 = fetch(variant.fp8, memo=memo, progress=progress) if variant.fp8 else None
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=requests, fp8=fp8),
+        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8),
         staged=place.staged,
         work=place.work(""),
         device=chosen_device(options.device),
@@ -378,39 +404,37 @@ def _verification(
     return found, False
 
 
-def _requests(place: _Place, progress: Progress) -> list[RequestFile]:
+def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     """The request files of the manifest's sets, read and checked."""
-    settings = place.variant.verification
-    files = []
-    for one in settings.sets if settings else ():
-        path = Path(one.file)
-        if (dataset := one.dataset) is not None:
-            from publisher import hub
-
-            progress(f"fetching {one.file} of {dataset.repo}@{dataset.revision[:8]}")
-            path = hub.download_from_dataset(dataset.repo, dataset.revision, filename=one.file)
-        runner = settings.runner if settings else "logits"
-        files.append(read_requests(path, name=one.file, runner=runner, limit=one.limit))
-    return files
+    settings = variant.verification
+    if settings is None:
+        return ()
+    return tuple(
+        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        for one in settings.sets
+    )
 
 
-def _verification_key(place: _Place, requests: Sequence[RequestFile], *, progress: Progress) -> str:
+def _request_file(one: RequestSet, progress: Progress) -> Path:
+    if (dataset := one.dataset) is None:
+        return Path(one.file)
+    from publisher import hub
+
+    progress(f"fetching {one.file} of {dataset.repo}@{dataset.revision[:8]}")
+    return hub.download_from_dataset(dataset.repo, dataset.revision, filename=one.file)
+
+
+def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     from publisher.stages.verify import CODE
+    from publisher.tensors import companions_digest
 
     variant, staged = place.variant, place.staged
     files = _digests(staged, EXTRACTION, CONFIG, ADAPTER)
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
-    local = _local_content(variant.source) if variant.source.path else []
+    local = companions_digest(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
-    return digest_of([files, settings, local, fp8, [file.content for file in requests], code_digest(CODE)])
-
-
-def _local_content(reference: Reference) -> list[tuple[str, str]]:
-    """The small files of a local folder by digest, which no commit fixes: code, head, tokenizer, configuration."""
-    folder = Path(reference.path or "")
-    shards = "model*.safetensors"
-    return [(f.name, sha256_of(f)) for f in sorted(folder.glob("*")) if f.is_file() and not f.match(shards)]
+    return digest_of([files, settings, local, fp8, [file.content for file in place.requests], code_digest(CODE)])
 
 
 def _local_revision(reference: Reference, options: Run, progress: Progress) -> str:
@@ -420,8 +444,7 @@ def _local_revision(reference: Reference, options: Run, progress: Progress) -> s
 
 
 def _verification_lapse(place: _Place, progress: Progress) -> str:
-    key = _verification_key(place, _requests(place, progress), progress=progress)
-    return _lapse(place.work("verify.json"), key, folder=place.staged)
+    return _lapse(place.work("verify.json"), _verification_key(place, progress), folder=place.staged)
 
 
 def _lapse(marker: Path, key: str, *, folder: Path) -> str:
@@ -503,7 +526,7 @@ def _require_publishable(manifest: Manifest, options: Run, progress: Progress) -
     _require_fresh(manifest, options)
     for variant in manifest.variants:
         _require_validated(_Place(variant, options), progress)
-        _require_verified(_Place(variant, options), progress)
+        _require_verified(_Place(variant, options, _requests(variant, progress)), progress)
 
 
 def _require_fresh(manifest: Manifest, options: Run) -> None:

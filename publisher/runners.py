@@ -29,6 +29,7 @@ from publisher.loading import Adapter, class_named, load_adapter, quiet
 from publisher.manifest import Variant, VerificationSettings
 from publisher.records import Snapshot
 from publisher.requests import Request
+from publisher.tensors import companions
 
 Batch = Sequence[Request]
 Runner = Callable[[Batch], list[list[Answer]]]
@@ -219,14 +220,8 @@ def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:
 
     So the release's own loader builds base + head, and no two models are ever in memory.
     """
-    for file in companions(release):
+    for file in companions(release.folder):
         (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
     for name in (file.name for file in base.checkpoint.files):
         (work / name).symlink_to(os.path.realpath(base.folder / name))
     return work
-
-
-def companions(release: Snapshot) -> list[Path]:
-    """What a release's folder holds beside its checkpoint, sorted: head, code, tokenizer, processor."""
-    weights = {file.name for file in release.checkpoint.files}
-    return sorted(file for file in release.folder.iterdir() if file.name not in weights)

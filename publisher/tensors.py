@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from safetensors import SafetensorError, safe_open
 
 from publisher.errors import FetchError
+from publisher.files import digest_of, sha256_of
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +133,21 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
     entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
     shards = shards_of(folder / INDEX) if entry == INDEX else ()
     return tuple(sorted({CONFIG, entry, *shards}))
+
+
+def companions(folder: Path) -> list[Path]:
+    """What a folder holds beside its checkpoint, sorted: head, code, tokenizer, processor.
+
+    Raises:
+        FetchError: as `checkpoint_files`.
+    """
+    weights = checkpoint_files(folder)
+    return sorted(path for path in folder.iterdir() if path.name not in weights)
+
+
+def companions_digest(folder: Path) -> str:
+    """Of the files among them, by name and content: no commit fixes those of a local folder."""
+    return digest_of([[file.name, sha256_of(file)] for file in companions(folder) if file.is_file()])
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -183,11 +183,13 @@ def singular_values(adapter: Adapter) -> str:
 
 
 def verification(adapter: Adapter) -> str:
-    """verification.json, where there is one, is of these very weights, agrees with itself and keeps to its bounds."""
-    file = adapter.folder / VERIFICATION
+    """verification.json is of these very weights, as the manifest asks, agrees with itself and keeps to its bounds."""
+    file, variant = adapter.folder / VERIFICATION, needed(adapter.variant, MANIFEST)
     if not file.is_file():
-        raise UncheckedError(f"there is no {VERIFICATION}")
-    found = load_verification(_recorded(adapter), file)
+        if variant.verification is not None:
+            raise AuditError(f"there is no {VERIFICATION}, and the manifest asks for one")
+        raise UncheckedError(f"there is no {VERIFICATION}, and the manifest asks for none")
+    found = load_verification(variant, _recorded(adapter), file=file)
     weights = sha256_of(adapter.folder / ADAPTER) if adapter.headers is not None else ""
     if found is None or found.adapter_sha256 != weights:
         raise AuditError(f"{VERIFICATION} is of another adapter than the one here ({weights[:12]}…)")

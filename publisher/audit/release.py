@@ -262,7 +262,9 @@ def _evidence(variant: Variant, folder: Path) -> Evidence:
     except FetchError as error:
         raise UncheckedError(error.found) from None
     try:
-        return Evidence(variant, extraction, load_verification(extraction, folder / artefacts.VERIFICATION))
+        return Evidence(
+            variant, extraction, load_verification(variant, extraction, file=folder / artefacts.VERIFICATION)
+        )
     except PublisherError:  # of another adapter: a card may not say a word of it
         return Evidence(variant, extraction, None)
 

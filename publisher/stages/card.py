@@ -20,8 +20,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from publisher.artefacts import EXTRACTION, VERIFICATION
 from publisher.errors import CardError
 from publisher.files import packaged_folder
-from publisher.manifest import Manifest, Reference, Variant
-from publisher.records import Checkpoint, Extraction, ExtractionSummary, Verification, VerificationSet
+from publisher.manifest import Bounds, Manifest, Reference, Variant
+from publisher.records import Checkpoint, Extraction, ExtractionSummary, Limits, Verification, VerificationSet
 
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
 
@@ -60,7 +60,7 @@ def load_evidence(manifest: Manifest, staged: Path) -> tuple[Evidence, ...]:
 
 def _evidence(variant: Variant, folder: Path) -> Evidence:
     extraction = load_extraction(variant, folder / EXTRACTION)
-    return Evidence(variant, extraction, load_verification(extraction, folder / VERIFICATION))
+    return Evidence(variant, extraction, load_verification(variant, extraction, file=folder / VERIFICATION))
 
 
 def load_extraction(variant: Variant, file: Path) -> Extraction:
@@ -77,27 +77,31 @@ def load_extraction(variant: Variant, file: Path) -> Extraction:
     return extraction
 
 
-def load_verification(extraction: Extraction, file: Path) -> Verification | None:
+def load_verification(variant: Variant, extraction: Extraction, *, file: Path) -> Verification | None:
     """The variant's verification.json, if there is one.
 
     Raises:
-        CardError: it is of another path or adapter than extraction.json.
+        CardError: it is of another path or adapter than extraction.json, or not as the manifest asks for.
         FetchError: it is damaged or of another schema.
     """
     if not file.is_file():
         return None
     verification = Verification.read(file)
-    found = {"path": verification.path, "adapter_sha256": verification.adapter_sha256}
+    if variant.verification is None:
+        raise CardError(
+            f"{file} is there, and the manifest asks for no verification",
+            next_step="delete it, or write the section verification into the manifest",
+        )
     expected = {"path": extraction.path, "adapter_sha256": extraction.summary.adapter.sha256}
-    _agree(file, found, expected=expected, command="verify")
+    _agree(file, _tried(verification), expected=expected | _asked(variant), command="verify")
     return verification
 
 
 def _agree(file: Path, found: dict[str, Any], *, expected: dict[str, Any], command: str) -> None:
     for field, value in expected.items():
-        if found[field] != value:
+        if found.get(field) != value:
             raise CardError(
-                f"{file}: {field} is {found[field]}",
+                f"{file}: {field} is {found.get(field)}",
                 expected=f"{value}",
                 next_step=f"publish {command} --manifest MANIFEST, then publish card --manifest MANIFEST",
             )
@@ -120,6 +124,43 @@ def _found(extraction: Extraction) -> dict[str, Any]:
         "base": _identity(extraction.base),
         **{f"settings.{name}": value for name, value in extraction.settings.model_dump().items()},
     }
+
+
+def _asked(variant: Variant) -> dict[str, Any]:
+    """What the manifest says of its verification, by field."""
+    settings, fp8 = variant.verification, variant.fp8
+    if settings is None:
+        return {}
+    return {
+        "runner": settings.runner,
+        "dtype": settings.dtype,
+        "sets": [one.name for one in settings.sets],
+        **{f"sets.{one.name}.file": one.file for one in settings.sets},
+        **{f"sets.{one.name}.{bound}": value for one in settings.sets for bound, value in _bounds(one).items()},
+        "fp8": _pin(fp8) if fp8 else None,
+        **({"fp8.against": fp8.against} if fp8 else {}),
+        **({f"fp8.{bound}": {value} for bound, value in _bounds(fp8).items()} if fp8 else {}),
+    }
+
+
+def _tried(verification: Verification) -> dict[str, Any]:
+    """The same of a verification that was run."""
+    fp8 = verification.fp8
+    limits = {one.name: one.limits.model_dump() for one in verification.sets}
+    of_fp8 = [one.limits.model_dump() for one in (fp8.sets if fp8 else ())]
+    return {
+        **verification.model_dump(include={"path", "adapter_sha256", "runner", "dtype"}),
+        "sets": [one.name for one in verification.sets],
+        **{f"sets.{one.name}.file": one.file.name for one in verification.sets if one.file},
+        **{f"sets.{name}.{bound}": value for name, given in limits.items() for bound, value in given.items()},
+        "fp8": _identity(fp8.base) if fp8 else None,
+        **({"fp8.against": fp8.against} if fp8 else {}),
+        **{f"fp8.{bound}": {given[bound] for given in of_fp8} for bound in Limits.model_fields},
+    }
+
+
+def _bounds(given: Bounds) -> dict[str, float | None]:
+    return {bound: getattr(given, bound) for bound in Limits.model_fields}
 
 
 def _pin(reference: Reference) -> str:

@@ -26,7 +26,8 @@ from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
 from publisher.requests import Request, RequestFile
-from publisher.runners import Model, Runner, companions, loaded
+from publisher.runners import Model, Runner, loaded
+from publisher.tensors import companions_digest
 from publisher.weights import headers_of
 
 CODE = (
@@ -217,7 +218,7 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
         [
             [[file.name, file.sha256] for part in parts if part for file in part.checkpoint.files],
             [(part.checkpoint.name, part.checkpoint.revision) if part else None for part in parts],
-            companions_digest(model.release),
+            companions_digest(model.release.folder),
             _adapter_digest(model),
             file.content,
             settings.model_dump(include={"runner", "module", "dtype", "batch"}),
@@ -227,11 +228,6 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
             code_digest(_ANSWERING),
         ]
     )[:24]
-
-
-def companions_digest(release: Snapshot) -> str:
-    """Of the release's files beside its checkpoint: head, code, tokenizer, processor."""
-    return digest_of([[file.name, sha256_of(file)] for file in companions(release) if file.is_file()])
 
 
 def _adapter_digest(model: Model) -> list[str]:

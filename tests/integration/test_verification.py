@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from publisher.console import show_outcome
+from publisher.demofp8 import write_fp8
 from publisher.errors import PushError, VerificationError
 from publisher.files import sha256_of
 from publisher.lora import seeded
@@ -32,7 +33,6 @@ from publisher.records import Extraction, Outcome, Verification
 from publisher.requests import read_requests
 from publisher.stages.fetch import fetch
 from publisher.stages.verify import Inputs, verify
-from tests.fp8_checkpoint import write_fp8
 from tests.manifests import one_variant
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from publisher import fp8, fp8base
+from publisher.demofp8 import write_fp8
 from publisher.errors import FetchError
 from publisher.loading import quiet
 from publisher.records import Checkpoint, Snapshot
-from tests.fp8_checkpoint import write_fp8
 
 SIZES = {"vocab_size": 64, "hidden_size": 200, "intermediate_size": 300, "num_hidden_layers": 2, "head_dim": 50}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
