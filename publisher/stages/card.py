@@ -139,7 +139,7 @@ def _asked(variant: Variant) -> dict[str, Any]:
         **{f"sets.{one.name}.{bound}": value for one in settings.sets for bound, value in _bounds(one).items()},
         "fp8": _pin(fp8) if fp8 else None,
         **({"fp8.against": fp8.against} if fp8 else {}),
-        **({f"fp8.{bound}": {value} for bound, value in _bounds(fp8).items()} if fp8 else {}),
+        **({f"fp8.{bound}": [value] * len(settings.sets) for bound, value in _bounds(fp8).items()} if fp8 else {}),
     }
 
 
@@ -155,7 +155,7 @@ def _tried(verification: Verification) -> dict[str, Any]:
         **{f"sets.{name}.{bound}": value for name, given in limits.items() for bound, value in given.items()},
         "fp8": _identity(fp8.base) if fp8 else None,
         **({"fp8.against": fp8.against} if fp8 else {}),
-        **{f"fp8.{bound}": {given[bound] for given in of_fp8} for bound in Limits.model_fields},
+        **{f"fp8.{bound}": [given[bound] for given in of_fp8] for bound in Limits.model_fields},
     }
 
 

@@ -18,7 +18,16 @@ from markdown_it import MarkdownIt
 from publisher.errors import CardError, FetchError
 from publisher.figures import Pair, set_figures
 from publisher.files import packaged_folder
-from publisher.manifest import Manifest, Reference, Variant, load_manifest, read_manifest
+from publisher.manifest import (
+    Fp8Base,
+    Manifest,
+    Reference,
+    RequestSet,
+    Variant,
+    VerificationSettings,
+    load_manifest,
+    read_manifest,
+)
 from publisher.records import (
     Carried,
     Checkpoint,
@@ -27,6 +36,7 @@ from publisher.records import (
     FileDigest,
     Fp8Verification,
     LeftOut,
+    Limits,
     ModuleExtraction,
     RankCount,
     Record,
@@ -158,6 +168,17 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
     )
 
 
+FILES = {"Invented requests 0.4.2": "invented/requests.jsonl", "Invented pictures, 11 sets": "invented/pictures.jsonl"}
+FP8 = Fp8Base(repo="Qwen/Qwen3.8-27B-FP8", revision="f8" * 20)
+
+
+def verified(variant: Variant) -> Variant:
+    """The variant, asking for the verification below."""
+    sets = tuple(RequestSet(name=name, file=file) for name, file in FILES.items())
+    asked = VerificationSettings(runner="decision", trust_remote_code=True, sets=sets)
+    return variant.model_copy(update={"verification": asked, "fp8": FP8})
+
+
 def verification(made: Extraction) -> Verification:
     return Verification(
         path=made.path,
@@ -174,8 +195,9 @@ def verification(made: Extraction) -> Verification:
 
 
 def on_fp8(made: Extraction) -> Verification:
-    sets = (answered("Invented requests 0.4.2", 2203, flips=61),)
-    fp8 = Fp8Verification(base=made.base, against="base", linears=186, sets=sets)
+    first, second = verification(made).sets
+    sets = (answered(first.name, 2203, flips=61), second)
+    fp8 = Fp8Verification(base=known(FP8), against="base", linears=186, sets=sets)
     return verification(made).model_copy(update={"fp8": fp8})
 
 
@@ -190,13 +212,14 @@ def answered(name: str, questions: int, *, flips: int) -> VerificationSet:
         facts: dict[str, Any] = {"kind": kind, "benchmark": "ab"[index % 2], "gold": int(index % 3 > 0)}
         pairs.append(Pair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
     lost = Pair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
-    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)])
+    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
 
 
 def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
     """The first variant verified, the second not, so that one card shows both."""
     manifest = load_manifest(MANIFESTS / "clef.yaml")
-    large, small = manifest.variants
+    large, small = verified(manifest.variants[0]), manifest.variants[1]
+    manifest = manifest.model_copy(update={"variants": (large, small)})
     first = extraction(large, rank=256, narrow=48)
     second = extraction(small, rank=256, narrow=32)
     return manifest, (Evidence(large, first, on_fp8(first)), Evidence(small, second, None))
@@ -680,12 +703,41 @@ def test_an_extraction_made_with_other_settings_is_refused(tmp_path: Path, field
         load_evidence(manifest, tmp_path)
 
 
-@pytest.mark.parametrize(("field", "value"), [("adapter_sha256", "0" * 64), ("path", "flash/")])
-def test_a_verification_of_another_adapter_is_refused(tmp_path: Path, field: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("adapter_sha256", "0" * 64), ("path", "flash/"), ("runner", "logits"), ("dtype", "float32"), ("fp8", None)],
+)
+def test_a_verification_of_something_else_is_refused(tmp_path: Path, field: str, value: str | None) -> None:
     manifest, (first, second) = clef()
-    other = verification(first.extraction).model_copy(update={field: value})
+    other = on_fp8(first.extraction).model_copy(update={field: value})
     stage(tmp_path, (Evidence(first.variant, first.extraction, other), second))
     with pytest.raises(CardError, match=rf"verification\.json: {field} is {value}.*Next: publish verify"):
+        load_evidence(manifest, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "Others"}, r"sets is \['Others', 'Invented pictures, 11 sets'\]"),
+        ({"file": digest("other.jsonl", 1)}, r"sets\.Invented requests 0\.4\.2\.file is other\.jsonl"),
+        ({"limits": Limits(max_kl=9.0)}, r"sets\.Invented requests 0\.4\.2\.max_kl is 9\.0\. Expected None"),
+    ],
+)
+def test_a_verification_with_other_sets_or_bounds_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    manifest, (first, second) = clef()
+    made = on_fp8(first.extraction)
+    other = made.model_copy(update={"sets": (made.sets[0].model_copy(update=changes), made.sets[1])})
+    stage(tmp_path, (Evidence(first.variant, first.extraction, other), second))
+    with pytest.raises(CardError, match=rf"verification\.json: {words}"):
+        load_evidence(manifest, tmp_path)
+
+
+def test_a_verification_that_the_manifest_does_not_ask_for_is_refused(tmp_path: Path) -> None:
+    manifest, (first, second) = clef()
+    stage(tmp_path, (first, Evidence(second.variant, second.extraction, verification(second.extraction))))
+    with pytest.raises(CardError, match=r"clef-flash/verification\.json is there, and the manifest asks for no"):
         load_evidence(manifest, tmp_path)
 
 
