@@ -80,7 +80,7 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
         made = Path(work, "made")
         for pair in PAIRS:
             report(f"making {folder / pair.base} and {folder / pair.name}")
-            _make_pair(pair, made)
+            make_pair(pair, made)
         stamp = {
             "made_by": __name__,
             "recipe": recipe,
@@ -156,7 +156,8 @@ def _refuse_what_is_not_ours(folder: Path) -> None:
 # --- the checkpoints ----------------------------------------------------------------------------------------
 
 
-def _make_pair(pair: Pair, folder: Path) -> None:
+def make_pair(pair: Pair, folder: Path, *, shard_size: str = "3MB") -> None:
+    """Save the pair's base and fine-tune in `folder`, in shards of at most this size."""
     model = _empty_model(pair)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     base = {name: _base_weight(pair, name, shape=shape) for name, shape in shapes.items()}
@@ -164,8 +165,8 @@ def _make_pair(pair: Pair, folder: Path) -> None:
     source = {name: _merged(pair, name, base=weight) if name in linears else weight for name, weight in base.items()}
     extra = {name: _base_weight(pair, name, shape=shape) for name, shape in _mtp_shapes(pair, shapes).items()}
     with _no_progress_bar():
-        model.save_pretrained(folder / pair.name, state_dict=source, max_shard_size="3MB")
-        model.save_pretrained(folder / pair.base, state_dict=base | extra, max_shard_size="3MB")
+        model.save_pretrained(folder / pair.name, state_dict=source, max_shard_size=shard_size)
+        model.save_pretrained(folder / pair.base, state_dict=base | extra, max_shard_size=shard_size)
 
 
 def _empty_model(pair: Pair) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from publisher.demo import Pair, _make_pair, make_demo
+from publisher.demo import Pair, make_demo, make_pair
 from publisher.files import packaged_folder
 from publisher.pipeline import Run, run
 from publisher.progress import silent
@@ -85,7 +85,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers."""
     folder = tmp_path_factory.mktemp("small")
     for pair in SMALL_PAIRS:
-        _make_pair(pair, folder / "demo")
+        make_pair(pair, folder / "demo", shard_size="500KB")
     manifest = (packaged_folder("manifests") / "demo.yaml").read_text(encoding="utf-8")
     for expected, smaller in _SMALL_EXPECTED:
         assert manifest.count(expected) == 1

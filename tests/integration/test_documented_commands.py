@@ -1,7 +1,7 @@
 """Every command that the README and docs/ show is run, as it is written there.
 
-Placeholders stand for the demo, in fewer layers: M is a manifest, `owner/name` a published repository. A local Hub stands behind
-HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
+Placeholders stand for the demo with fewer layers: M is a manifest, `owner/name` a published repository. A local Hub
+stands behind HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
 """
 
 import os
