@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -29,6 +29,7 @@ from publisher.demofp8 import write_fp8
 from publisher.demorequests import write_processor, write_requests
 from publisher.errors import PublisherError
 from publisher.files import canonical_json, digest_of, sha256_of
+from publisher.progress import silent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,9 +69,6 @@ PAIRS = (
 )
 
 
-FP8_OF = PAIRS[1]  # of its base there is an FP8 release too
-
-
 def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) -> None:
     """Make both pairs in `folder`, bf16 and in shards; a finished demo of the same recipe is left as it is.
 
@@ -87,12 +85,7 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{place.name}.", suffix=".partial", dir=place.parent) as work:
         made = Path(work, "made")
-        for pair in PAIRS:
-            report(f"making {folder / pair.base} and {folder / pair.name}")
-            _make_pair(pair, made)
-            _make_decider(pair, made / pair.name)
-        write_fp8(made / FP8_OF.base, made / f"{FP8_OF.base}-fp8")
-        write_requests(made / "requests")
+        make_pairs(PAIRS, made, progress=lambda name: report(f"making {folder / name}"))
         stamp = {
             "made_by": __name__,
             "recipe": recipe,
@@ -102,6 +95,18 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
         if place.exists():
             place.rename(Path(work, "outdated"))
         made.rename(place)
+
+
+def make_pairs(
+    pairs: Sequence[Pair], folder: Path, *, shard_size: str = "3MB", progress: Callable[[str], None] = silent
+) -> None:
+    """Each pair with its decider, an FP8 release of the last base, and requests, in a folder that is not there yet."""
+    for pair in pairs:
+        progress(pair.name)
+        _make_pair(pair, folder, shard_size=shard_size)
+        _make_decider(pair, folder / pair.name)
+    write_fp8(folder / pairs[-1].base, folder / f"{pairs[-1].base}-fp8")
+    write_requests(folder / "requests")
 
 
 def planted_update(pair: str, name: str, *, shape: tuple[int, ...]) -> "Tensor":
@@ -168,7 +173,8 @@ def _refuse_what_is_not_ours(folder: Path) -> None:
 # --- the checkpoints ----------------------------------------------------------------------------------------
 
 
-def _make_pair(pair: Pair, folder: Path) -> None:
+def _make_pair(pair: Pair, folder: Path, *, shard_size: str) -> None:
+    """Save the pair's base and fine-tune in `folder`, in shards of at most this size."""
     model = _empty_model(pair)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     base = {name: _base_weight(pair, name, shape=shape) for name, shape in shapes.items()}
@@ -176,8 +182,8 @@ def _make_pair(pair: Pair, folder: Path) -> None:
     source = {name: _merged(pair, name, base=weight) if name in linears else weight for name, weight in base.items()}
     extra = {name: _base_weight(pair, name, shape=shape) for name, shape in _mtp_shapes(pair, shapes).items()}
     with _no_progress_bar():
-        model.save_pretrained(folder / pair.name, state_dict=source, max_shard_size="3MB")
-        model.save_pretrained(folder / pair.base, state_dict=base | extra, max_shard_size="3MB")
+        model.save_pretrained(folder / pair.name, state_dict=source, max_shard_size=shard_size)
+        model.save_pretrained(folder / pair.base, state_dict=base | extra, max_shard_size=shard_size)
 
 
 def _make_decider(pair: Pair, folder: Path) -> None:

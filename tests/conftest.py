@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from publisher.demo import make_demo
+from publisher.demo import Pair, make_demo, make_pairs
 from publisher.files import packaged_folder
 from publisher.pipeline import Run, run
 from publisher.progress import silent
@@ -26,6 +26,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Golden = Callable[[Path, str], None]
+
+# The demo's recipe with one block of four layers adapted in each pair, where a sentence does not depend on how many.
+SMALL_PAIRS = (
+    Pair("clef", layers=8, first_adapted=4, hidden=96, intermediate=192, heads=6),
+    Pair("clef-flash", layers=4, first_adapted=0, hidden=64, intermediate=128, heads=4),
+)
+_SMALL_EXPECTED = (
+    ("linears: 186\n      layers: 40-63", "linears: 31\n      layers: 4-7"),
+    ("linears: 248\n      layers: 0-31", "linears: 31\n      layers: 0-3"),
+)
 
 
 @pytest.fixture
@@ -67,10 +77,35 @@ def own_demo_run(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     The pairs in ./demo are links to the session's.
     """
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(demo_run / "dist", "dist")
+    return _own(demo_run, tmp_path, monkeypatch, manifest=packaged_folder("manifests") / "demo.yaml")
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers."""
+    folder = tmp_path_factory.mktemp("small")
+    make_pairs(SMALL_PAIRS, folder / "demo", shard_size="500KB")
+    manifest = (packaged_folder("manifests") / "demo.yaml").read_text(encoding="utf-8")
+    for expected, smaller in _SMALL_EXPECTED:
+        assert manifest.count(expected) == 1
+        manifest = manifest.replace(expected, smaller)
+    (folder / "demo.yaml").write_text(manifest, encoding="utf-8")
+    with contextlib.chdir(folder):
+        run(Run(Path("demo.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
+    return folder
+
+
+@pytest.fixture
+def own_small_run(small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `own_demo_run` is, of the small run."""
+    return _own(small_run, tmp_path, monkeypatch, manifest=small_run / "demo.yaml")
+
+
+def _own(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, manifest: Path) -> Path:
+    monkeypatch.chdir(folder)
+    shutil.copytree(made / "dist", "dist")
     Path("demo").mkdir()
-    for pair in (path for path in (demo_run / "demo").iterdir() if path.is_dir()):
+    for pair in (path for path in (made / "demo").iterdir() if path.is_dir()):
         Path("demo", pair.name).symlink_to(pair)
-    shutil.copy(packaged_folder("manifests") / "demo.yaml", "demo.yaml")
-    return tmp_path
+    shutil.copy(manifest, "demo.yaml")
+    return folder

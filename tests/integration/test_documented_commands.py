@@ -1,11 +1,12 @@
 """Every command that the README and docs/ show is run, as it is written there.
 
-Placeholders stand for the demo: M is a manifest, `owner/name` a published repository. A local Hub stands behind
-HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
+Placeholders stand for the demo with fewer layers: M is a manifest, `owner/name` a published repository. A local Hub
+stands behind HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +74,7 @@ COMMANDS = documented()
 
 @dataclass(frozen=True)
 class World:
-    """A folder with the demo's checkpoints and results, and the environment of a user's shell."""
+    """A folder with checkpoints of the demo's kind and their results, and the environment of a user's shell."""
 
     folder: Path
     environment: dict[str, str]
@@ -86,25 +87,26 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
     for name in ("demo", "models", "manifests", "bin"):
         (folder / name).mkdir()
-    for pair in (path for path in (demo_run / "demo").iterdir() if path.is_dir()):
+    for pair in (path for path in (small_run / "demo").iterdir() if path.is_dir()):
         (folder / "demo" / pair.name).symlink_to(pair)
-    (folder / "models" / "tuned").symlink_to(demo_run / "demo" / "clef-flash")
-    subprocess.run(["cp", "-r", demo_run / "dist", folder / "dist"], check=True)
+    (folder / "models" / "tuned").symlink_to(small_run / "demo" / "clef-flash")
+    subprocess.run(["cp", "-r", small_run / "dist", folder / "dist"], check=True)
     script = folder / "bin" / "publish"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m publisher "$@"\n', encoding="utf-8")
     script.chmod(0o700)
     with LocalHub(folder / "local-hub-data") as hub:
         fill(hub, folder)
+        shutil.copy(small_run / "demo.yaml", folder / "manifests")
         yield World(folder, environment(hub, folder), hub)
         close_session()
 
 
 def fill(hub: LocalHub, folder: Path) -> None:
-    """Checkpoints, an empty repository to publish to, and the manifests that name them."""
+    """Checkpoints, an empty repository to publish to, and the manifest that names them."""
     api = HfApi(endpoint=hub.endpoint, token=hub.token)
     for repo, pair in (
         ("o/clef-flash", "clef-flash"),
@@ -117,7 +119,6 @@ def fill(hub: LocalHub, folder: Path) -> None:
     api.create_repo(PUBLISHED)
     pins = {"source": hub.repository("o/clef-flash").head(), "base": hub.repository("o/clef-flash-base").head()}
     (folder / "manifests" / "clef.yaml").write_text(MANIFEST.format(repo=PUBLISHED, **pins), encoding="utf-8")
-    (folder / "manifests" / "demo.yaml").write_bytes((ROOT / "manifests" / "demo.yaml").read_bytes())
 
 
 def environment(hub: LocalHub, folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""adapter.method exact on the demo pairs: what the card says to do gives the released checkpoints in every bit."""
+"""adapter.method exact on pairs of the demo's kind: what the card says to do gives the released ones in every bit."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from publisher.audit import audit
 from publisher.errors import ExtractionError, ValidationError
-from publisher.files import packaged_folder
 from publisher.loading import quiet
 from publisher.pipeline import Run, run
 from publisher.progress import silent
@@ -27,10 +26,11 @@ VARIANTS = {"clef": "", "clef-flash": "clef-flash"}
 
 
 @pytest.fixture(scope="module")
-def exact_run(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exact_run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ./demo, the demo's manifest for exact factors in ./exact.yaml, and ./dist/exact. Read it only."""
     folder = tmp_path_factory.mktemp("exact")
-    (folder / "demo").symlink_to(demo_pairs)
+    (folder / "demo").symlink_to(small_run / "demo")
+    shutil.copy(small_run / "demo.yaml", folder / "exact.yaml")
     _write_manifest(folder, dtype="float32", residual=True)
     with contextlib.chdir(folder):
         run(Run(Path("exact.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
@@ -38,7 +38,7 @@ def exact_run(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def _write_manifest(folder: Path, **adapter: object) -> None:
-    manifest = yaml.safe_load((packaged_folder("manifests") / "demo.yaml").read_text(encoding="utf-8"))
+    manifest = yaml.safe_load((folder / "exact.yaml").read_text(encoding="utf-8"))
     for variant in manifest["variants"]:
         variant["adapter"] |= {"method": "exact"} | adapter
     (folder / "exact.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False), encoding="utf-8")

@@ -130,11 +130,11 @@ class Interrupted:
 
 
 @pytest.fixture(scope="module")
-def interrupted(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+def interrupted(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     """Ctrl-C while the second variant is extracted; then once more to the end."""
     folder = tmp_path_factory.mktemp("interrupted")
-    (folder / "demo").symlink_to(demo_pairs)
-    arguments = ["--manifest", str(packaged_folder("manifests") / "demo.yaml"), "--dry-run", "--device", "cpu"]
+    (folder / "demo").symlink_to(small_run / "demo")
+    arguments = ["--manifest", str(small_run / "demo.yaml"), "--dry-run", "--device", "cpu"]
     command = [sys.executable, "-m", "publisher", *arguments]
     with subprocess.Popen(
         command, cwd=folder, env=_environment({}), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -160,10 +160,10 @@ def test_ctrl_c_exits_with_130_and_says_how_to_go_on(interrupted: Interrupted) -
 
 
 def test_the_same_command_finishes_the_job_with_the_same_bytes_as_an_undisturbed_run(
-    interrupted: Interrupted, demo_run: Path
+    interrupted: Interrupted, small_run: Path
 ) -> None:
     assert interrupted.again.returncode == 0, interrupted.again.stderr
-    assert content(interrupted.folder / STAGED) == content(demo_run / STAGED)
+    assert content(interrupted.folder / STAGED) == content(small_run / STAGED)
 
 
 def test_what_was_finished_before_the_interruption_is_reused(interrupted: Interrupted) -> None:

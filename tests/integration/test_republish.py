@@ -22,10 +22,10 @@ def hub(tmp_path: Path) -> Iterator[LocalHub]:
 
 
 @pytest.fixture
-def target(own_demo_run: Path, hub: LocalHub) -> Target:
+def target(own_small_run: Path, hub: LocalHub) -> Target:
     """The demo's release, published."""
     target = Target(Destination(hub.endpoint, hub.token, rehearsal=True))
-    push(load_manifest(own_demo_run / "demo.yaml"), own_demo_run / "dist" / "demo", target=target)
+    push(load_manifest(own_small_run / "demo.yaml"), own_small_run / "dist" / "demo", target=target)
     return target
 
 
