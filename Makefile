@@ -29,6 +29,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python -m benchmarks.whole --write docs/performance.md
 	$(BIN)/python benchmarks/streaming.py
+	$(BIN)/python benchmarks/verification.py
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

@@ -29,8 +29,13 @@ def write_requests(folder: Path) -> None:
     """`clef.jsonl`, `clef-flash.jsonl` and `images.jsonl`, whose images are data URLs and files by turns."""
     (folder / "images").mkdir(parents=True)
     for name in ("clef", "clef-flash"):
-        _write_rows(folder / f"{name}.jsonl", _rows(name))
-    _write_rows(folder / "images.jsonl", _rows_with_images(folder))
+        write_rows(folder / f"{name}.jsonl", name, count=ROWS)
+    _write(folder / "images.jsonl", _rows_with_images(folder))
+
+
+def write_rows(file: Path, name: str, *, count: int) -> None:
+    """So many rows with questions of all three types, drawn by the seed `name`."""
+    _write(file, _rows(name, count))
 
 
 def write_processor(folder: Path) -> None:
@@ -79,7 +84,7 @@ def _tokenizer() -> Any:
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def _write_rows(file: Path, rows: Iterator[dict[str, Any]]) -> None:
+def _write(file: Path, rows: Iterator[dict[str, Any]]) -> None:
     file.write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
@@ -87,9 +92,9 @@ def _random(name: str) -> Random:
     return Random(f"20/requests/{name}")  # noqa: S311 - requests, not secrets
 
 
-def _rows(name: str) -> Iterator[dict[str, Any]]:
+def _rows(name: str, count: int) -> Iterator[dict[str, Any]]:
     random = _random(name)
-    for number in range(ROWS):
+    for number in range(count):
         place, thing, colour = (random.choice(one) for one in (_PLACES, _THINGS, [*_COLOURS]))
         level = random.randrange(len(_LEVELS))
         state: Any = f"A {colour} {thing} is {_LEVELS[level]} seen in the {place}."

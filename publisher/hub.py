@@ -165,7 +165,7 @@ def download(repo: str, revision: str, *, filename: str, at: Destination = THE_H
         MissingFileError: the repository has no such file.
         HubError: it could not be had.
     """
-    with _explained(repo, revision, at=at):
+    with _explained(repo, revision, filename=filename, at=at):
         if not isinstance(try_to_load_from_cache(repo, filename, revision=revision), str):
             _knock(repo, revision, filename=filename, at=at)
         return Path(at.api.hf_hub_download(repo, filename, revision=revision))
@@ -195,13 +195,13 @@ def download_from_dataset(repo: str, revision: str, *, filename: str) -> Path:
         MissingFileError: it has no such file.
         HubError: it could not be had.
     """
-    with _explained(repo, revision, at=THE_HUB):
+    with _explained(repo, revision, filename=filename):
         return Path(THE_HUB.api.hf_hub_download(repo, filename, revision=revision, repo_type="dataset"))
 
 
 def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(dtype, shape) of every tensor of a remote safetensors file, read by range requests, not by download."""
-    with _explained(repo, revision):
+    with _explained(repo, revision, filename=filename):
         metadata = HfApi().parse_safetensors_file_metadata(repo, filename, revision=revision)
     return {name: (info.dtype, tuple(info.shape)) for name, info in metadata.tensors.items()}
 
@@ -380,21 +380,21 @@ def create_tag(repo: str, tag: str, *, revision: str, at: Destination = THE_HUB)
 
 
 @contextmanager
-def _explained(repo: str, revision: str, *, at: Destination = THE_HUB) -> Iterator[None]:
+def _explained(repo: str, revision: str, *, filename: str = "", at: Destination = THE_HUB) -> Iterator[None]:
     """Turn the client's exceptions into one sentence with what to do."""
     try:
         yield
     except HubError:
         raise
     except Exception as error:
-        explanation = _absence(error, repo, revision=revision, at=at) or _failure(error, repo, at=at)
+        explanation = _absence(error, repo, revision=revision, filename=filename, at=at) or _failure(error, repo, at=at)
         if explanation is None:
             raise
         # what a client refuses to send, it quotes: the token would stand in the traceback
         raise explanation from (None if type(error).__name__ == _UNSENDABLE else error)
 
 
-def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> HubError | None:
+def _absence(error: Exception, repo: str, *, revision: str, filename: str, at: Destination) -> HubError | None:
     """What is not there, or not for this token."""
     if isinstance(error, GatedRepoError):
         return HubError(f"{repo} is gated", next_step=f"ask for access at {at.address}/{repo}, then: hf auth login")
@@ -408,7 +408,8 @@ def _absence(error: Exception, repo: str, *, revision: str, at: Destination) -> 
             f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
         )
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-        return MissingFileError(f"{repo}@{revision[:8]}: {_first_line(error)}")
+        what = f" has no file {filename}" if filename else f": {_first_line(error)}"
+        return MissingFileError(f"{repo}@{revision[:8]}{what}", next_step="correct the manifest")
     return None
 
 

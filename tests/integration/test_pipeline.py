@@ -21,11 +21,11 @@ from publisher.errors import ExtractionError, FetchError, ManifestError, PushErr
 from publisher.files import packaged_folder
 from publisher.pipeline import Run, run
 from publisher.progress import silent
-from publisher.records import Extraction, Outcome
+from publisher.records import Extraction, Outcome, Verification
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
-PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json")
+PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json", "verification.json")
 BOTH = ("extract", "validate")
 
 pytestmark = pytest.mark.usefixtures("own_demo_run")
@@ -68,6 +68,20 @@ def test_the_staged_tree_is_the_release_and_nothing_else(demo_run: Path) -> None
     variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in PER_VARIANT}
     assert content(demo_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
     assert (demo_run / STAGED / "manifest.yaml").read_bytes() == (packaged_folder("manifests") / MANIFEST).read_bytes()
+
+
+def test_both_variants_are_verified_one_on_images_and_one_on_an_fp8_base(demo_run: Path) -> None:
+    large, small = (Verification.read(demo_run / STAGED / at / "verification.json") for at in ("", "clef-flash"))
+    assert [one.name for one in large.sets] == ["Demo requests", "Demo requests with images"]
+    for one in (*large.sets, *small.sets):
+        assert (one.failed, one.gold is None) == (0, False)
+        assert 0 < one.max_kl < 0.005
+    assert small.fp8 is not None
+    assert small.fp8.linears == 248
+    assert small.fp8.sets[0].max_kl > small.sets[0].max_kl
+    card = (demo_run / STAGED / "README.md").read_text()
+    for line in ("| Clef in small | Demo requests with images, 12 requests (24 questions) |", "## On the FP8 base"):
+        assert line in card
 
 
 @pytest.mark.parametrize(("folder", "linears", "layers"), [("", 186, "40-63"), ("clef-flash", 248, "0-31")])

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from publisher.console import show_outcome
 from publisher.demofp8 import write_fp8
-from publisher.errors import PushError, VerificationError
+from publisher.errors import PublisherError, PushError, VerificationError
 from publisher.files import sha256_of
 from publisher.lora import seeded
 from publisher.manifest import load_manifest
@@ -172,6 +172,44 @@ def test_what_a_model_cannot_be_asked_is_counted_with_its_reason(place: Path) ->
     (texts_,) = Verification.read(STAGED / "verification.json").sets
     assert (texts_.requests, texts_.questions, texts_.failed) == (4, 3, 1)
     assert {failure.side for failure in texts_.failures} == {"reference", "candidate"}
+
+
+ROWS = {"sets": [{"name": "Rows", "file": "rows.jsonl"}]}
+LACKS_MODULE = ROWS | {"runner": "decision", "trust_remote_code": True, "module": "no.py"}
+LACKS_FILE = {"runner": "logits", "sets": [{"name": "T", "file": "no.jsonl"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"fp8": {"path": "pairs/none"}}, "there is no checkpoint folder pairs/none"),
+        ({"verification": LACKS_MODULE}, "pairs/one has no no.py"),
+        (
+            {"verification": {"runner": "logits", "sets": [{"name": "T", "file": "no.jsonl"}]}},
+            "no request file no.jsonl",
+        ),
+    ],
+)
+def test_what_a_verification_lacks_is_said_before_anything_is_extracted(
+    place: Path, fields: dict[str, Any], words: str
+) -> None:
+    (place / "rows.jsonl").write_text('{"state": "w1", "questions": {"n": {"type": "noul"}}}\n')
+    (place / "pico.yaml").write_text(with_variant(**fields))
+    shutil.rmtree("dist")
+    with pytest.raises(PublisherError, match=words):
+        publish()
+    assert not list(Path("dist").rglob("*.safetensors"))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_verification_the_manifest_asks_for_no_more_leaves_the_staged_tree() -> None:
+    text = with_variant()
+    data = yaml.safe_load(text)
+    del data["variants"][0]["verification"]
+    Path("pico.yaml").write_text(yaml.safe_dump(data))
+    publish()
+    assert not (STAGED / "verification.json").exists()
+    assert "No verification was run" in (STAGED / "README.md").read_text()
 
 
 # --- the FP8 base, and the decision runner ------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""A verification whose checkpoints, companions and requests lie on a Hub, with the unmodified client."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi, constants
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from publisher.errors import HubError
+from publisher.localhub import LocalHub
+from publisher.pipeline import Run, run
+from publisher.progress import silent
+from publisher.records import Outcome, Verification
+from tests.manifests import ADAPTER
+
+ROWS = [{"id": f"t{i}", "text": f"w{i} w3"} for i in range(6)]
+VERIFICATION = Path("dist/pico/verification.json")
+
+
+@pytest.fixture
+def hub(pico_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """A Hub with the pair, the tokenizer in the source, requests in a dataset; the working folder is empty."""
+    source = tmp_path / "source"
+    shutil.copytree(pico_pairs / "one", source)
+    vocabulary = {"<end>": 0} | {f"w{i}": i + 1 for i in range(60)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))  # noqa: S106 - no password
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(source)  # noqa: S106
+    (source / "large.bin").write_bytes(b"weights in another format")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with LocalHub(tmp_path / "data") as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        url = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", running.token)
+        api = HfApi()
+        for name, folder in (("o/source", source), ("o/base", pico_pairs / "base")):
+            api.create_repo(name)
+            api.upload_folder(repo_id=name, folder_path=folder)
+        api.create_repo("o/rows", repo_type="dataset")
+        add = CommitOperationAdd("test/rows.jsonl", tmp_path / "rows.jsonl")
+        api.create_commit("o/rows", [add], commit_message="rows", repo_type="dataset")
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        yield running
+
+
+def publish(file: str = "test/rows.jsonl", *, last: str = "card") -> Outcome:
+    api = HfApi()
+    pins = {name: api.model_info(f"o/{name}").sha for name in ("source", "base")}
+    dataset = {"repo": "o/rows", "revision": api.dataset_info("o/rows").sha}
+    sets = [{"name": "Rows", "file": file, "dataset": dataset}]
+    variant: dict[str, Any] = {side: {"repo": f"o/{side}", "revision": pin} for side, pin in pins.items()}
+    variant |= {"path": "/", "label": "Pico", "model_class": "LlamaForCausalLM", "adapter": dict(ADAPTER)}
+    variant |= {"verification": {"runner": "logits", "sets": sets}}
+    card = {"template": "lora_card.md.j2", "title": "Pico", "summary": "One adapter."}
+    manifest = {"version": 1, "repo": "o/pico", "license": "mit", "variants": [variant], "card": card}
+    Path("pico.yaml").write_text(json.dumps(manifest))
+    return run(Run(Path("pico.yaml"), Path("dist"), device="cpu", last=last, dry_run=True), silent)
+
+
+@pytest.mark.usefixtures("hub")
+def test_checkpoints_tokenizer_and_requests_come_from_the_hub_and_a_second_run_reuses_all(tmp_path: Path) -> None:
+    publish()
+    (rows,) = Verification.read(VERIFICATION).sets
+    assert (rows.requests, rows.failed) == (len(ROWS), 0)
+    fetched = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
+    assert "tokenizer.json" in fetched
+    assert "large.bin" not in fetched
+    assert publish(last="push").variants[0].reused == ("extract", "validate", "verify")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_dataset_without_the_file_is_said_before_anything_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match=r"^o/rows@\w{8} has no file test/none\.jsonl\. Next: correct the manifest"):
+        publish("test/none.jsonl")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
