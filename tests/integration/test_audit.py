@@ -26,7 +26,7 @@ from publisher.figures import Pair, set_figures
 from publisher.files import canonical_json, sha256_of
 from publisher.manifest import read_manifest
 from publisher.progress import silent
-from publisher.records import Audit, Check, Extraction, ModuleExtraction, Verification
+from publisher.records import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
 from publisher.stages.card import load_evidence, render_card
 from publisher.summary import summarise
 
@@ -291,14 +291,33 @@ def recorded_digest_of_the_base(folder: Path) -> None:
     edit_json(folder / EVIDENCE, lambda e: e["base"]["files"][1].update(sha256="0" * 64))
 
 
+def ask_for_a_verification(folder: Path) -> None:
+    sets = "[{name: Two, file: two.jsonl}]"
+    asked = f"verification: {{runner: decision, trust_remote_code: true, sets: {sets}}}"
+    model_class = "model_class: LlamaForCausalLM"
+    text = (folder / "manifest.yaml").read_text()
+    (folder / "manifest.yaml").write_text(text.replace(model_class, f"{model_class}\n    {asked}", 1))
+
+
+def verification_that_was_removed(folder: Path) -> None:
+    ask_for_a_verification(folder)
+
+
+def verification_nobody_asked_for(folder: Path) -> None:
+    verification_with_a_better_figure(folder)
+    text = (folder / "manifest.yaml").read_text()
+    (folder / "manifest.yaml").write_text(re.sub(r"\n    verification: .*", "", text))
+
+
 def verification_of_another_adapter(folder: Path) -> None:
     verification = {"schema_version": 1, "path": "/", "adapter_sha256": "0" * 64, "sets": []}
     verification |= {"runner": "decision", "device": "cpu", "dtype": "bfloat16", "packages": {}}
+    ask_for_a_verification(folder)
     (folder / "verification.json").write_text(canonical_json(verification))
 
 
 def verification_with_a_better_figure(folder: Path) -> None:
-    logits = np.array([0.0, 1.0])
+    logits, file = np.array([0.0, 1.0]), FileDigest(name="two.jsonl", size=1, sha256="0" * 64)
     pairs = [Pair("a", "q", "noul", "", logits, logits), Pair("b", "q", "noul", "", logits, -logits)]
     made = Verification(
         path="/",
@@ -307,8 +326,9 @@ def verification_with_a_better_figure(folder: Path) -> None:
         device="cpu",
         dtype="bfloat16",
         packages={},
-        sets=(set_figures("Two", pairs).model_copy(update={"answers_changed_share": 0.0}),),
+        sets=(set_figures("Two", pairs, file=file).model_copy(update={"answers_changed_share": 0.0}),),
     )
+    ask_for_a_verification(folder)
     made.write(folder / "verification.json")
 
 
@@ -410,6 +430,8 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (evidence_of_another_schema, ["evidence /"], "schema_version: Input should be 1"),
     (evidence_missing, ["files", "evidence /"], f"{EVIDENCE} is missing"),
     (recorded_digest_of_the_base, ["base /"], "the revision of base in extraction.json is not the digest"),
+    (verification_that_was_removed, ["verification /"], "there is no verification.json, and the manifest asks for one"),
+    (verification_nobody_asked_for, ["verification /"], "the manifest asks for no verification"),
     (verification_of_another_adapter, ["verification /"], "adapter_sha256 is 0000"),
     (
         verification_with_a_better_figure,

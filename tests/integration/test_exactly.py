@@ -84,7 +84,9 @@ def _digests(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _checkpoint(folder: Path) -> dict[str, Tensor]:
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(file).items()
+    }
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
 PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json", "verification.json")
 BOTH = ("extract", "validate")
+ALL = (*BOTH, "verify")
 
 pytestmark = pytest.mark.usefixtures("own_demo_run")
 
@@ -181,7 +182,7 @@ def test_the_same_command_finishes_the_job_with_the_same_bytes_as_an_undisturbed
 
 
 def test_what_was_finished_before_the_interruption_is_reused(interrupted: Interrupted) -> None:
-    assert "Clef in small: reused extract, validate\n" in interrupted.again.stdout
+    assert "Clef in small: reused extract, validate, verify\n" in interrupted.again.stdout
     assert "Clef-flash in small: reused" not in interrupted.again.stdout
 
 
@@ -198,7 +199,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(interrupted: Interrupted) -
 def test_a_second_run_reuses_every_stage_and_changes_no_byte(own_demo_run: Path) -> None:
     before = content(own_demo_run / STAGED)
     outcome = rerun()
-    assert [(variant.path, variant.reused) for variant in outcome.variants] == [("/", BOTH), ("clef-flash/", BOTH)]
+    assert [(variant.path, variant.reused) for variant in outcome.variants] == [("/", ALL), ("clef-flash/", ALL)]
     assert outcome.card_changed is False
     assert content(own_demo_run / STAGED) == before
 
@@ -215,7 +216,7 @@ def modules() -> dict[str, int]:
 def test_a_new_label_is_written_without_any_arithmetic() -> None:
     before = modules()
     edit_manifest("label: Clef-flash in small", "label: Clef-flash, the small one")
-    assert reused(rerun(last="card")) == {"/": BOTH, "clef-flash/": ()}
+    assert reused(rerun(last="card")) == {"/": ALL, "clef-flash/": ()}
     assert modules() == before
     assert Extraction.read(STAGED / "clef-flash/extraction.json").label == "Clef-flash, the small one"
 
@@ -223,7 +224,7 @@ def test_a_new_label_is_written_without_any_arithmetic() -> None:
 def test_another_title_makes_the_card_alone_anew() -> None:
     edit_manifest("title: clef-lora (demo)", "title: another")
     outcome = rerun()
-    assert reused(outcome) == {"/": BOTH, "clef-flash/": BOTH}
+    assert reused(outcome) == {"/": ALL, "clef-flash/": ALL}
     assert outcome.card_changed is True
     assert "# another\n" in (STAGED / "README.md").read_text()
     assert (STAGED / "manifest.yaml").read_bytes() == MANIFEST.read_bytes()
@@ -272,7 +273,7 @@ def test_a_staged_file_that_was_altered_is_made_again() -> None:
     (STAGED / "clef-flash/adapter_model.safetensors").write_bytes(b"altered")
     (STAGED / "adapter_config.json").unlink()
     outcome = rerun()
-    assert reused(outcome) == {"/": ("validate",), "clef-flash/": ("validate",)}
+    assert reused(outcome) == {"/": ("validate", "verify"), "clef-flash/": ("validate", "verify")}
     assert content(STAGED) == before
 
 
@@ -353,7 +354,7 @@ def test_json_makes_stdout_one_document() -> None:
     answer = publish("--manifest", "demo.yaml", "--dry-run", "--json")
     assert answer.returncode == 0, answer.stderr
     outcome = Outcome.model_validate_json(answer.stdout)
-    assert reused(outcome) == {"/": BOTH, "clef-flash/": BOTH}
+    assert reused(outcome) == {"/": ALL, "clef-flash/": ALL}
     assert outcome.plan is not None
     assert [operation.path for operation in outcome.plan.operations] == sorted(content(STAGED))
 

@@ -108,7 +108,7 @@ def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
     first, second = (outcome["push"] for outcome in outcomes)
     assert (first["result"], first["tag"], first["read_back"]["adapters"]) == ("committed", "v1.2.0", 2)
     assert (second["result"], second["commit"]) == ("no changes", first["commit"])
-    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [["extract", "validate"]] * 2
+    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [["extract", "validate", "verify"]] * 2
     with LocalHub(here.folder / "dist/demo.work/hub") as hub:
         assert hub.repository("demo/clef-lora").head("v1.2.0") == first["commit"]
         reader = Desk(
