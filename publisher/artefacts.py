@@ -1,5 +1,7 @@
 """The names of the files that are published: the staged tree holds these and nothing else."""
 
+from pathlib import PurePosixPath
+
 CARD = "README.md"
 MANIFEST = "manifest.yaml"
 CONFIG = "adapter_config.json"
@@ -8,9 +10,23 @@ EXTRACTION = "extraction.json"
 RESIDUAL = "residual.safetensors"
 VERIFICATION = "verification.json"
 SIGNATURE = "model.sig"
+GGUF = "adapter_model.gguf"
+MLX = "mlx"
+MLX_ADAPTER = f"{MLX}/adapters.safetensors"
+MLX_CONFIG = f"{MLX}/adapter_config.json"
+EXPORTS = {"gguf": (GGUF,), "mlx": (MLX_ADAPTER, MLX_CONFIG)}
 
 PER_REPOSITORY = (CARD, MANIFEST)
 OPTIONAL_PER_REPOSITORY = (SIGNATURE,)
 PER_VARIANT = (CONFIG, ADAPTER, EXTRACTION)
-OPTIONAL_PER_VARIANT = (RESIDUAL, VERIFICATION)
+OPTIONAL_PER_VARIANT = (RESIDUAL, VERIFICATION, *(name for names in EXPORTS.values() for name in names))
 ALL = frozenset((*PER_REPOSITORY, *OPTIONAL_PER_REPOSITORY, *PER_VARIANT, *OPTIONAL_PER_VARIANT))
+
+
+def placed(path: str) -> tuple[PurePosixPath, str] | None:
+    """The folder of the variant or repository that has this file, and the artefact that it is; None for another."""
+    place = PurePosixPath(path)
+    if place.parent.name == MLX:  # its adapter_config.json is not PEFT's
+        name = f"{MLX}/{place.name}"
+        return (place.parent.parent, name) if name in ALL else None
+    return (place.parent, place.name) if place.name in ALL else None

@@ -325,6 +325,31 @@ def demo(*, dry_run: bool, **options: Any) -> None:
 
 
 @cli.command()
+@_manifest_required
+@click.option("--variant", metavar="PATH", help="The variant, where the manifest has several.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The folder to write.")
+@click.option("--fp8", is_flag=True, help="Quantise again what the base has in FP8; without it that becomes bf16.")
+@_dist
+@_json
+@_verbose
+def merge(*, as_json: bool, verbose: bool, manifest: Path, **options: Any) -> None:
+    """Write base + adapter as one complete checkpoint, for engines that cannot load an adapter."""
+    from rich.console import Console
+
+    from publisher.console import progress_on, show_merged
+    from publisher.merge import Request
+    from publisher.merge import merge as run_merge
+
+    _quiet_libraries(verbose=verbose)
+    with interruptible(_tell_interrupted), progress_on(Console(stderr=True)) as progress:
+        done = run_merge(Request(manifest, **options), progress)
+    if as_json:
+        click.echo(done.to_json(), nl=False)
+    else:
+        show_merged(done, Console())
+
+
+@cli.command()
 @click.argument("target", metavar="REPO[@REVISION]")
 @click.option("--deep", is_flag=True, help="Fetch source and base too, and work the figures out again.")
 @_device

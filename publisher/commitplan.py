@@ -6,7 +6,7 @@ and this one no longer has are deleted; files the publisher does not own are lef
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from publisher import artefacts, hub
 from publisher.errors import HubError, MissingRepositoryError, PushError
@@ -114,10 +114,10 @@ def _is_owned(path: str, there: Collection[str]) -> bool:
 
     A signature is of the manifest beside it, whichever folders the adapters are in.
     """
-    place = PurePosixPath(path)
     if path in artefacts.OPTIONAL_PER_REPOSITORY:
         return artefacts.MANIFEST in there
-    return place.name in artefacts.ALL and (place.parent / artefacts.EXTRACTION).as_posix() in there
+    place = artefacts.placed(path)
+    return place is not None and (place[0] / artefacts.EXTRACTION).as_posix() in there
 
 
 def _git_blob(path: Path) -> str:

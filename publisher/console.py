@@ -21,7 +21,7 @@ from rich.text import Text
 
 from publisher.artefacts import CARD
 from publisher.progress import Progress
-from publisher.records import Audit, CommitPlan, Outcome, PushOutcome, Signing, Spread, VariantOutcome
+from publisher.records import Audit, CommitPlan, Merged, Outcome, PushOutcome, Signing, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -138,6 +138,19 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
     else:
         text += f"logits not compared: {seen.function_skipped}"
     _say(text, console)
+
+
+def show_merged(done: Merged, console: Console) -> None:
+    """What the merged checkpoint is, and how near to the released one."""
+    _say(f"{done.folder}: {done.linears} linears merged; {done.shards} files of weights, {size(done.size)}", console)
+    if done.carried:
+        _say(f"replaced whole: {done.carried} modules", console)
+    if done.released:
+        _say("the adapted weights are the released ones, bit for bit", console)
+    elif done.share is not None:
+        _say(f"{done.share:.2%} of the adapted weights are the released ones, bit for bit", console)
+    for name in done.left_out:
+        _say(f"as in the base, though the release differs: {name}", console)
 
 
 def _show_signature(signature: Signing | None, console: Console) -> None:

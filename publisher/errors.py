@@ -14,6 +14,7 @@
     ├── ExtractionError       the two checkpoints do not hold a LoRA that can be taken out
     ├── ValidationError       the written adapter does not do what extraction.json says
     ├── VerificationError     base + adapter does not answer as the released model does
+    ├── MergeError            base + adapter cannot be written as one checkpoint
     ├── CardError             the card cannot be rendered, or is stale
     ├── PushError             the commit cannot be made
     ├── SigningError          the release cannot be signed, or its signature does not hold
@@ -102,6 +103,10 @@ class ValidationError(PublisherError):
 
 class VerificationError(PublisherError):
     """Base + adapter does not answer as the released model does."""
+
+
+class MergeError(PublisherError):
+    """Base + adapter cannot be written as one checkpoint."""
 
 
 class CardError(PublisherError):

@@ -57,15 +57,16 @@ def atomic(path: Path, *, size: int) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
-            _flush(partial)
+            flush(partial)
             partial.replace(path)
             if os.name == "posix":  # elsewhere a folder cannot be opened, nor need it be
-                _flush(path.parent)
+                flush(path.parent)
         finally:
             partial.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Make sure that this file, or this folder's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

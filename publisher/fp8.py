@@ -20,15 +20,16 @@ def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     return (weight.float() * _spread(scale, weight, block)).bfloat16()
 
 
-def quantise(values: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Codes in float8_e4m3fn of the shape of `values` (m, n), and float32 scales (m / rows, n / columns), rounded up.
+def quantise(values: Tensor, block: tuple[int, int], *, scales: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Codes in float8_e4m3fn of the shape of `values` (m, n), and scales (m / rows, n / columns), rounded up.
 
-    A block's scale is its largest magnitude over 448; values round to the nearest code, ties to even.
+    A block's scale is its largest magnitude over 448, in the dtype `scales`; values round to the nearest code, ties to
+    even.
     """
     rows, columns = values.shape
     padded = torch.nn.functional.pad(values.float(), (0, -columns % block[1], 0, -rows % block[0]))
     blocks = padded.reshape(-(-rows // block[0]), block[0], -(-columns // block[1]), block[1])
-    scale = blocks.abs().amax(dim=(1, 3)) / LARGEST
+    scale = (blocks.abs().amax(dim=(1, 3)) / LARGEST).to(scales)
     spread = _spread(scale.masked_fill(scale == 0, 1.0), values, block)  # a block of zeros stays zero
     return (values.float() / spread).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
 

@@ -31,11 +31,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from publisher import artefacts
+from publisher import architectures, artefacts
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
-_ARTEFACTS = frozenset(name.casefold() for name in artefacts.ALL)
+_ARTEFACTS = frozenset(name.casefold().partition("/")[0] for name in artefacts.ALL)
 TASK_TYPES = (
     "CAUSAL_LM",
     "FEATURE_EXTRACTION",
@@ -111,7 +111,7 @@ def _variant_path(text: str) -> str:
         raise ValueError(f"{_shown(text)} is not a plain folder name; use letters, digits, '.', '_' and '-'")
     taken = [part for part in parts if part.casefold() in _ARTEFACTS]
     if taken:
-        raise ValueError(f"{taken[0]!r} is the name of a file this tool writes; choose another folder")
+        raise ValueError(f"{taken[0]!r} is a name that this tool writes to; choose another folder")
     return "/".join(parts) + "/"
 
 
@@ -297,6 +297,18 @@ class AdapterSettings(_Model):
     """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
     residual: bool = False
     """With method exact: the weights that a merge does not restore are kept in residual.safetensors."""
+    exports: Annotated[tuple[Literal["gguf", "mlx"], ...], Field(strict=False)] = ()
+    """Further formats, written beside the PEFT files: gguf for llama.cpp, mlx for mlx-lm."""
+
+    @model_validator(mode="after")
+    def _exports_are_of_a_lora(self) -> Self:
+        if len(set(self.exports)) < len(self.exports):
+            raise ValueError("exports names a format twice; keep one")
+        if self.exports and self.carry:
+            raise ValueError(
+                f"exports {', '.join(self.exports)} cannot hold modules whole, as carry asks; remove one of the two"
+            )
+        return self
 
     @model_validator(mode="after")
     def _residual_of_exact(self) -> Self:
@@ -418,6 +430,16 @@ class Variant(_Model):
     def _fp8_has_sets(self) -> Self:
         if self.fp8 is not None and self.verification is None:
             raise ValueError("fp8 needs the test sets of a verification; add verification, or remove fp8")
+        return self
+
+    @model_validator(mode="after")
+    def _exports_know_class(self) -> Self:
+        for export in self.adapter.exports:
+            if self.model_class not in (known := architectures.KNOWN[export]):
+                raise ValueError(
+                    f"adapter.exports: where {export} has the weights of {self.model_class} is not known here, only "
+                    f"those of {', '.join(sorted(known))}; remove {export}"
+                )
         return self
 
     @model_validator(mode="after")

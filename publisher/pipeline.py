@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
+from publisher.artefacts import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
 from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.files import digest_of, room_in, sha256_of, write_text
@@ -321,8 +321,8 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
         device=device,
         progress=progress,
     )
-    residual = [place.staged / RESIDUAL] if place.variant.adapter.residual else []
-    _mark(marker, key, files=[evidence, place.staged / CONFIG, place.staged / ADAPTER, *residual])
+    written = [place.staged / name for name in extraction.summary.written]
+    _mark(marker, key, folder=place.staged, files=[evidence, *written])
     return extraction, False
 
 
@@ -354,7 +354,7 @@ def _validation(
         progress=progress,
     )
     validation.write(result)
-    _mark(marker, validation_key(place.staged), files=[result])
+    _mark(marker, validation_key(place.staged), folder=marker.parent, files=[result])
     return validation, False
 
 
@@ -363,7 +363,8 @@ def validation_key(staged: Path) -> str:
 
     A file that is missing has no digest; to say so is the validation's business.
     """
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL)
+    exports = (name for names in EXPORTS.values() for name in names)
+    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL, *exports)
     return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 
@@ -400,7 +401,7 @@ def _verification(
         device=chosen_device(options.device),
         progress=progress,
     )
-    _mark(marker, key, files=[place.staged / VERIFICATION])
+    _mark(marker, key, folder=place.staged, files=[place.staged / VERIFICATION])
     return found, False
 
 
@@ -463,8 +464,10 @@ def _is_as_left(path: Path, digest: str) -> bool:
     return path.is_file() and sha256_of(path) == digest
 
 
-def _mark(marker: Path, key: str, *, files: Sequence[Path]) -> None:
-    Marker(key=key, files=tuple(map(FileDigest.of, files))).write(marker)
+def _mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> None:
+    """`folder` is where the files are looked for later."""
+    digests = (FileDigest.of(file, name=file.relative_to(folder).as_posix()) for file in files)
+    Marker(key=key, files=tuple(digests)).write(marker)
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------

@@ -256,6 +256,7 @@ class ExtractionSummary(Record):
         exact_share: over all elements of all modules.
         update_rms: over the modules.
         recovery: what the exact method reached; absent with the method svd.
+        exports: the files of the formats that the manifest's `adapter.exports` names.
     """
 
     linears: int
@@ -281,12 +282,13 @@ class ExtractionSummary(Record):
     exact_share: Figure
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
+    exports: tuple[FileDigest, ...] = ()
 
     @property
     def written(self) -> dict[str, FileDigest]:
         """The adapter's files, by the name that each must have."""
         residual = {RESIDUAL: self.recovery.residual} if self.recovery and self.recovery.residual else {}
-        return {ADAPTER: self.adapter, CONFIG: self.config} | residual
+        return {ADAPTER: self.adapter, CONFIG: self.config} | residual | {file.name: file for file in self.exports}
 
 
 class RecoverySummary(Record):
@@ -335,6 +337,7 @@ class Settings(Record):
     ignore: tuple[str, ...]
     carry: tuple[str, ...] = ()
     residual: bool = False
+    exports: tuple[str, ...] = ()
 
 
 class Tools(Record):
@@ -723,6 +726,33 @@ class Outcome(Record):
     signature: Signing | None
     plan: CommitPlan | None
     push: PushOutcome | None
+
+
+# --- merge --------------------------------------------------------------------------------------------------
+
+
+class Merged(Record):
+    """The checkpoint that was written; the document that `--json` prints.
+
+    Attributes:
+        folder: where it is.
+        shards: files of weights.
+        size: bytes of them.
+        linears: weights with the adapter in them.
+        carried: modules replaced whole.
+        released: all adapted weights are the released ones in every bit, as extraction.json has it.
+        share: of the adapted weights' elements that are, as extraction.json has it; none where they are in FP8.
+        left_out: tensors in which the release differs from the base and this checkpoint does not.
+    """
+
+    folder: str
+    shards: int
+    size: int
+    linears: int
+    carried: int
+    released: bool
+    share: float | None
+    left_out: tuple[str, ...]
 
 
 # --- audit --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from publisher.artefacts import RESIDUAL
+from publisher.artefacts import EXPORTS, RESIDUAL
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
 from publisher.records import (
@@ -35,6 +35,7 @@ def summarise(
     adapter: FileDigest,
     config: FileDigest,
     residual: FileDigest | None = None,
+    exports: tuple[FileDigest, ...] = (),
 ) -> ExtractionSummary:
     """The summary of these modules, at least one; the digests are those of the files written."""
     elements = [math.prod(module.shape) for module in modules]
@@ -68,6 +69,7 @@ def summarise(
         exact_share=exact / sum(elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
         recovery=_recovery(modules, residual),
+        exports=exports,
     )
 
 
@@ -126,8 +128,12 @@ def summary_problems(extraction: Extraction) -> list[str]:
         adapter=claimed.adapter,
         config=claimed.config,
         residual=claimed.written.get(RESIDUAL),
+        exports=claimed.exports,
     )
-    return list(differences(claimed, again))
+    wanted = [name for export in extraction.settings.exports for name in EXPORTS.get(export, ())]
+    names = [file.name for file in claimed.exports]
+    unasked = [f"summary.exports are {', '.join(names) or 'none'}; the settings ask for {', '.join(wanted) or 'none'}"]
+    return [*differences(claimed, again), *(unasked if names != wanted else [])]
 
 
 def _as_claimed(extraction: Extraction) -> Comparison:

@@ -129,7 +129,8 @@ def comparison(case: _Case) -> str:
     problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
     claimed = extraction.summary
     residual = claimed.written.get(RESIDUAL)
-    again = summarise(extraction.modules, seen, adapter=claimed.adapter, config=claimed.config, residual=residual)
+    files = {"adapter": claimed.adapter, "config": claimed.config}
+    again = summarise(extraction.modules, seen, **files, residual=residual, exports=claimed.exports)
     require_none([*problems, *differences(claimed, again)])
     return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
 

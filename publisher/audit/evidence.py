@@ -19,6 +19,7 @@ from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICAT
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
+from publisher.exports import export_problems, missing_package, peft_adapter
 from publisher.figures import inconsistencies
 from publisher.files import digest_of, sha256_of
 from publisher.loading import Adapter as Loadable
@@ -50,6 +51,8 @@ def evidence_checks(adapter: Adapter) -> Iterator[Check]:
         "base": partial(checkpoint, side="base"),
         "loading": loading,
     }
+    if adapter.extraction is not None and adapter.extraction.settings.exports:
+        claims["exports"] = exported
     for name, claim in claims.items():
         yield checked(name, partial(claim, adapter), folder=adapter.folder, variant=adapter.path)
 
@@ -233,6 +236,17 @@ def loading(adapter: Adapter) -> str:
     claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
     with quiet():
         return claim(adapter, base)
+
+
+def exported(adapter: Adapter) -> str:
+    """The files for other loaders, read as those do, are the PEFT adapter in every bit, at a scale of 1."""
+    extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
+    exports, config = extraction.settings.exports, read_json(_base_folder(adapter) / MODEL_CONFIG)
+    if lacking := missing_package(exports):
+        raise UncheckedError(f"the package {lacking} is not installed")
+    peft = peft_adapter(variant, extraction.modules, folder=adapter.folder, config=config)
+    require_none(export_problems(exports, adapter.folder, adapter=peft))
+    return f"{', '.join(exports)}: the same B A in {len(extraction.modules)} modules, at scale 1"
 
 
 def _loads_strictly(adapter: Adapter, base: Path) -> str:

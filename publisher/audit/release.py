@@ -65,7 +65,8 @@ class Release:
         """Path (`/` or `flash/`) and folder of each adapter: the manifest's, or wherever the files of one are."""
         if self.manifest is not None:
             return tuple((variant.path, self.folder / variant.folder) for variant in self.manifest.variants)
-        parents = {PurePosixPath(n).parent for n in self.names if PurePosixPath(n).name in artefacts.PER_VARIANT}
+        places = filter(None, map(artefacts.placed, self.names))
+        parents = {folder for folder, name in places if name in artefacts.PER_VARIANT}
         return tuple((f"{p}/" if p.name else "/", self.folder / p) for p in sorted(parents))
 
     def variant(self, path: str) -> Variant | None:
@@ -109,7 +110,7 @@ def _downloaded(repo: str, revision: str, progress: Progress) -> Release:
 
 
 def _is_artefact(name: str) -> bool:
-    return PurePosixPath(name).name in artefacts.ALL
+    return artefacts.placed(name) is not None
 
 
 def _require_adapter(names: frozenset[str], where: str) -> None:

@@ -22,6 +22,7 @@ from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.comparison import Comparison, ranges
 from publisher.devices import device_name
 from publisher.errors import ExtractionError, counted, listed
+from publisher.exports import require_exportable, write_exports
 from publisher.files import canonical_json, digest_of, no_room, write_text
 from publisher.kept import Shelf, shelf
 from publisher.kinship import require_kin, require_low_rank
@@ -42,15 +43,21 @@ from publisher.residual import planned
 from publisher.structure import compared
 from publisher.summary import summarise
 from publisher.tensorfile import Planned, write_tensors
-from publisher.tensors import Reader, TensorHeader, torch_dtype
+from publisher.tensors import Reader, TensorHeader, read_config, torch_dtype
 from publisher.weights import headers_of, reader_of
 
 CODE = (
     "adapter.py",
+    "architectures.py",
     "carried.py",
     "comparison.py",
     "dequantised.py",
     "exact.py",
+    "exports/__init__.py",
+    "exports/llamacpp.py",
+    "exports/lora_gguf.py",
+    "exports/mlx.py",
+    "exports/peft_files.py",
     "files.py",
     "fp8.py",
     "kept.py",
@@ -101,6 +108,7 @@ def extract(
         _require_expected(seen, variant.expect, label=variant.label)
         if variant.adapter.method == "exact":
             _require_intervals(seen, headers[0], label=variant.label)
+        _require_exports(variant, seen, headers=headers[0], base=base)
         require_kin(seen.changed, (sources, bases))
         tools = provenance.tools(device_name(device), code=CODE)
         kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
@@ -117,6 +125,16 @@ def extract(
             _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[0][seen.changed[0]])
         )
         return _assemble(modules, variant, seen=seen, snapshots=snapshots, tools=tools, staged=staged, write=write)
+
+
+def _require_exports(
+    variant: Variant, seen: Comparison, *, headers: Mapping[str, TensorHeader], base: Snapshot
+) -> None:
+    """The formats that the manifest asks for can hold these modules; the ranks are known only later."""
+    shapes = {name.removesuffix(".weight"): headers[name].shape for name in seen.changed}
+    settings = variant.adapter
+    if settings.exports:
+        require_exportable(settings.exports, variant.model_class, shapes=shapes, config=read_config(base.folder))
 
 
 def _require_intervals(seen: Comparison, source: Mapping[str, TensorHeader], *, label: str) -> None:
@@ -184,8 +202,10 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
     """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
-    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * DTYPES[settings.dtype].itemsize
-    needed = 2 * adapter - kept.size()
+    every, width = list(shapes), DTYPES[settings.dtype].itemsize
+    adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in every) * width
+    exports = sum(map(sum, every)) * settings.rank * sum({"gguf": 4, "mlx": width}[one] for one in settings.exports)
+    needed = 2 * adapter + exports - kept.size()
     work.mkdir(parents=True, exist_ok=True)
     if needed > shutil.disk_usage(work).free:
         raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
@@ -241,6 +261,7 @@ def _assemble(
     write_text(staged / CONFIG, canonical_json(config))
     write(staged, figures)
     residual = staged / RESIDUAL
+    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots[1].folder))
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -254,6 +275,7 @@ def _assemble(
             adapter=FileDigest.of(staged / ADAPTER),
             config=FileDigest.of(staged / CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
+            exports=exports,
         ),
         modules=figures,
     )

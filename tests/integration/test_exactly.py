@@ -18,6 +18,7 @@ from torch import Tensor
 from publisher.audit import audit
 from publisher.errors import ExtractionError, ValidationError
 from publisher.loading import quiet
+from publisher.merge import Request, merge
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Extraction
@@ -99,6 +100,14 @@ def test_the_merged_checkpoint_is_the_released_one_in_every_bit_and_so_are_its_l
     ids = torch.randint(200, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.equal(merged(input_ids=ids).logits, released(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_publish_merge_writes_the_released_tensors_in_every_bit(own_exact_run: Path, name: str) -> None:
+    done = merge(Request(Path("exact.yaml"), Path("dist"), f"{VARIANTS[name]}/", Path("whole")), silent)
+    found, expected = _digests(_checkpoint(own_exact_run / "whole")), _digests(_checkpoint(Path("demo", name)))
+    assert {key: found.get(key) for key in expected} == expected
+    assert done.released
 
 
 @pytest.mark.parametrize("folder", VARIANTS.values(), ids=VARIANTS)

@@ -254,7 +254,8 @@ def judge_elsewhere(here: Desk) -> None:
     validation = Validation.read(work / "validation.json")
     other = validation.model_copy(update={"packages": {**validation.packages, "peft": "0.18.0"}})
     other.write(work / "validation.json")
-    _mark(work / "validate.json", validation_key(here.folder / "dist/clef"), files=[work / "validation.json"])
+    key = validation_key(here.folder / "dist/clef")
+    _mark(work / "validate.json", key, folder=work, files=[work / "validation.json"])
 
 
 def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: LocalHub, carried: Desk) -> None:
