@@ -240,7 +240,7 @@ verify = _one_stage("verify", "Hold the answers of base + adapter against the re
 @_manifest_required
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
 @click.option("--from-hub", is_flag=True, help="Render from the published JSON; show the diff to the published card.")
-@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md alone.")
+@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md and its pictures alone.")
 @_pr
 @_dist
 def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:

@@ -39,6 +39,7 @@ from publisher.records import (
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _WIDE, _BAR = 100, 24  # a line of progress has room for a bar, and how long that is
+_READABLE = 24  # what a column of words takes at least
 _NARROWEST = 20  # a column of text beside headings
 _ENDLESS = 10_000  # a width in which any table has room
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -199,10 +200,13 @@ def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> 
 
 def _say(text: str, console: Console) -> None:
     """A paragraph; in a known width it is broken between words, and a word that is longer is left whole."""
-    if _has_width(console):
-        console.print(Text(text), overflow="ignore", crop=False)
-    else:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for line in text.split("\n") if _has_width(console) else (text,):
+        for part in _broken(line, console.width) if _has_width(console) else (line,):
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _has_width(console: Console) -> bool:
@@ -224,14 +228,17 @@ def _show_rows(
 ) -> None:
     """A table; where it has no room, a list: the first cell of each row and, below it, the others.
 
-    Columns with `words` stand to the left, others to the right; one that is `flowing`, and the first, may take several
-    lines.
+    Columns with `words` stand to the left, others to the right; one that is `flowing` may take several lines, and so
+    may the first.
     """
     table = Table(box=box.SIMPLE if headings else None, show_header=bool(headings), padding=(0, 1 if headings else 2))
     table.collapse_padding = bool(headings)
-    for place, heading in enumerate(headings or ["" for _ in rows[0]]):
+    for place, cells in enumerate(zip(*rows, strict=True)):
+        heading = headings[place] if headings else ""
+        flows = heading in flowing or bool(headings and place == 0)
         justify: Literal["left", "right"] = "left" if not headings or heading in words else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading not in flowing and (place > 0 or not headings))
+        least = min(max(len(str(cell)) for cell in cells), _READABLE) if flows else None
+        table.add_column(heading, justify=justify, no_wrap=not flows, min_width=least)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     if Measurement.get(console, console.options.update_width(_ENDLESS), table).minimum <= console.width:
@@ -258,10 +265,9 @@ def _show_facts(facts: Sequence[tuple[str, str]], console: Console) -> None:
         if not _has_width(console) or room < _NARROWEST:
             _say(f"{heading:<{indent}}{text}", console)
             continue
-        for place, line in enumerate(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)):
-            console.print(
-                Text(f"{'' if place else heading:<{indent}}{line}"), overflow="ignore", crop=False, no_wrap=True
-            )
+        for place, line in enumerate(_broken(text, room)):
+            start = "" if place else heading
+            console.print(f"{start:<{indent}}{line}", highlight=False, soft_wrap=True, markup=False)
 
 
 def show_plan(plan: CommitPlan, console: Console) -> None:

@@ -126,8 +126,11 @@ class _Columns:
                 yield Line(((self.start(group[0]), y), (self.start(group[0]), y + 22)), "frame")
 
 
-def _title(text: str) -> list[Mark]:
-    return [Label(4, 20, text, "start", "strong")]
+def _title(text: str, more: str = "") -> list[Mark]:
+    """The picture's title, and at its right what may be added in small."""
+    room = WIDTH - _RIGHT - 40 - 7 * len(text)
+    added = [Label(WIDTH - _RIGHT, 20, _cut(more, room), "end", "small")] if more else []
+    return [Label(4, 20, text, "start", "strong"), *added]
 
 
 def _percent(value: float) -> str:
@@ -144,7 +147,7 @@ def error_map(extraction: Extraction) -> Picture:
     columns = _Columns.of(modules, left=min(24 + _LETTER * max(map(len, rows)), 260))
     height = 15 if len(rows) > len("self_attn") else 20
     bottom = _TOP + height * len(rows)
-    marks = [*_title("Relative error of each module, in units of what merge rounding leaves")]
+    marks = [*_title("Relative error of each module, in units of what merge rounding leaves", extraction.label)]
     marks += [Label(columns.left - 8, _TOP + height * (row + 0.5) + 4, part, "end") for row, part in enumerate(rows)]
     marks.append(Rect(columns.left, _TOP, columns.end - columns.left, bottom - _TOP, "empty"))
     for module in modules:
@@ -183,7 +186,7 @@ def spectrum(extraction: Extraction) -> Picture | None:
     gap, left, bottom = 22, 56, 250
     width = (WIDTH - _RIGHT - left - gap * (len(chosen) - 1)) / len(chosen)
     y = log_axis(values, start=bottom, end=_TOP + 40)
-    marks = [*_title("Singular values of the update, and the largest that rounding alone would have")]
+    marks = [*_title("Singular values of the update, and the largest that rounding alone would have", extraction.label)]
     for place, module in enumerate(chosen):
         start = left + place * (width + gap)
         marks += _panel(
@@ -317,7 +320,8 @@ def exact_shares(extraction: Extraction) -> Picture:
     shares = [module.exact_share for module in modules]
     room = max(0.08 * (max(shares) - min(shares)), 2e-4)
     y = Axis(max(min(shares) - room, 0), min(max(shares) + room, 1), bottom, _TOP)
-    marks = [*_title("Weights that a merge restores bit for bit, module by module")]
+    told = f"{100 * extraction.summary.exact_share:.4g} % over all weights"
+    marks = _title("Weights that a merge restores bit for bit, module by module", f"dotted: {told}")
     marks += left_axis(y.ticks(percent=True), x=left, right=columns.end)
     overall = y.at(extraction.summary.exact_share)
     marks.append(Line(((left, overall), (columns.end, overall)), "whole"))
@@ -328,8 +332,6 @@ def exact_shares(extraction: Extraction) -> Picture:
     marks.append(Line(((left, _TOP), (left, bottom), (columns.end, bottom)), "frame"))
     marks += columns.axis(bottom)
     marks += legend(_named(tones), x=left, y=bottom + 60)
-    told = f"{100 * extraction.summary.exact_share:.4g} % over all weights"
-    marks.append(Label(columns.end, 20, f"dotted: {told}", "end", "small"))
     described = f"Dots by layer, from {100 * min(shares):.4g} % to {100 * max(shares):.4g} %; {told}."
     return Picture("Share restored bit for bit", described, WIDTH, bottom + 72, tuple(marks))
 

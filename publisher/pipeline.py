@@ -495,7 +495,7 @@ def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progres
     from publisher.stages.readback import Published, read_back
 
     progress(f"pushing to {target.destination.label}")
-    outcome = push(manifest, options.staged, target=target)
+    outcome = push(manifest, options.staged, target=target, progress=progress)
     files = staged_files(manifest, options.staged)
     published = Published(manifest.repo, outcome.commit, files=files, at=target.destination)
     return outcome.model_copy(

@@ -6,6 +6,7 @@ checkpoint or a manifest brought along is escaped. The same evidence gives the s
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 
 from publisher.dossier import Dossier, Part
 from publisher.drawing import Axis, Line, Mark, Picture, environment, log_axis
@@ -38,10 +39,11 @@ class _Set:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One variant on the page."""
+    """One variant on the page; the names of all its modules begin with `prefix`."""
 
     part: Part
     pictures: tuple[tuple[str, Picture], ...]
+    prefix: str
     rows: tuple[_Row, ...]
     verdicts: Counter[str]
     sets: tuple[_Set, ...]
@@ -61,7 +63,14 @@ def _section(part: Part) -> _Section:
     on_fp8 = verification.fp8.sets if verification and verification.fp8 else ()
     sets = [_Set(one.name, one) for one in (verification.sets if verification else ())]
     sets += [_Set(f"{one.name}, FP8 base", one) for one in on_fp8]
-    return _Section(part, _pictures(part), rows, Counter(row.verdict.level for row in rows), tuple(sets))
+    levels = Counter[str](row.verdict.level for row in rows)
+    return _Section(part, _pictures(part), _prefix(part), rows, levels, tuple(sets))
+
+
+def _prefix(part: Part) -> str:
+    """What all names share, up to a point: `model.layers.`."""
+    levels = zip(*(module.name.split(".")[:-1] for module in part.extraction.modules), strict=False)
+    return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _pictures(part: Part) -> tuple[tuple[str, Picture], ...]:

@@ -111,10 +111,14 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.command(f"{domain}.enable")
         page.resize(width, height, dark=dark)
-        browser.events.clear()
-        page.command("Page.navigate", url=file.resolve().as_uri())
-        browser.wait_for("Page.loadEventFired")
+        page.load("Page.navigate", url=file.resolve().as_uri())
         return page
+
+    def load(self, command: str, **parameters: Any) -> None:
+        """Go somewhere, or there again, and wait until everything is there."""
+        self.browser.events.clear()
+        self.command(command, **parameters)
+        self.browser.wait_for("Page.loadEventFired")
 
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command to this page."""
