@@ -244,7 +244,7 @@ verify = _one_stage("verify", "Hold the answers of base + adapter against the re
 @_pr
 @_dist
 def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
-    """Render README.md from the JSON artefacts alone."""
+    """Render README.md and its pictures from the JSON artefacts alone."""
     _quiet_libraries(verbose=False)
     if from_hub:
         _card_from_hub(manifest, write=write, pull_request=pr)
