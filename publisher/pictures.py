@@ -117,12 +117,15 @@ class _Columns:
         return [*bottom_axis(tuple(labels), y=y), *self._stacks(y)]
 
     def _stacks(self, y: float) -> Iterator[Mark]:
+        """What the columns are; names of several stacks stand on two lines in turns: none runs into the next."""
         stacks = [(stack, list(group)) for stack, group in groupby(self.known, key=lambda column: column.stack)]
-        for stack, group in stacks:
+        for place, (stack, group) in enumerate(stacks):
+            above = stack.rpartition(".")[0].rpartition(".")[2] or stack
+            text = "layer" if len(stacks) == 1 else f"layer of {above}" if stack else "elsewhere"
             middle = (self.start(group[0]) + self.start(group[-1]) + self.width) / 2
-            several = f"layer of {stack.rpartition('.')[0] or stack}" if stack else "elsewhere"
-            yield Label(middle, y + 34, "layer" if len(stacks) == 1 else several, "middle", "small")
-            if group[0] != self.known[0]:
+            middle = min(middle, WIDTH - _LETTER * len(text) / 2)
+            yield Label(middle, y + (33 if place % 2 == 0 else 47), text, "middle", "small")
+            if place:
                 yield Line(((self.start(group[0]), y), (self.start(group[0]), y + 22)), "frame")
 
 
@@ -158,10 +161,10 @@ def error_map(extraction: Extraction) -> Picture:
         at = columns.start(spot.column) + gap / 2
         marks.append(Rect(at, y + 0.5, columns.width - gap, height - 1, tone, _error_tip(module)))
     marks += columns.axis(bottom)
-    marks += legend([(tone, label) for _, tone, label in _LEVELS], x=columns.left, y=bottom + 60)
+    marks += legend([(tone, label) for _, tone, label in _LEVELS], x=columns.left, y=bottom + 68)
     counts = (f"{sum(floors(m) <= limit for m in modules)} of {len(modules)} at most {limit:g}" for limit in (1.2, 3.0))
     described = f"A map, layers across and modules down. Modules by error over floor: {', '.join(counts)}."
-    return Picture("Relative error against its floor", described, WIDTH, bottom + 72, tuple(marks))
+    return Picture("Relative error against its floor", described, WIDTH, bottom + 80, tuple(marks))
 
 
 def floors(module: ModuleExtraction) -> float:
@@ -272,9 +275,9 @@ def layer_sizes(extraction: Extraction) -> Picture:
             below += size
     marks.append(Line(((left, bottom), (columns.end, bottom)), "frame"))
     marks += [*columns.axis(bottom), Label(16, (bottom + _TOP) / 2, "squared norm", "middle", "small", turned=True)]
-    marks += legend(_named(tones), x=left, y=bottom + 60)
+    marks += legend(_named(tones), x=left, y=bottom + 68)
     described = f"Bars by layer, {extraction.summary.layers or 'no'} layers; the tallest holds {y.high / 1.06:.3g}."
-    return Picture("Size of the update per layer", described, WIDTH, bottom + 72, tuple(marks))
+    return Picture("Size of the update per layer", described, WIDTH, bottom + 80, tuple(marks))
 
 
 def _square(module: ModuleExtraction) -> float:
@@ -331,9 +334,9 @@ def exact_shares(extraction: Extraction) -> Picture:
         marks.append(Dot(columns.centre(spot.column), y.at(module.exact_share), tones[spot.block], tip, 2.8))
     marks.append(Line(((left, _TOP), (left, bottom), (columns.end, bottom)), "frame"))
     marks += columns.axis(bottom)
-    marks += legend(_named(tones), x=left, y=bottom + 60)
+    marks += legend(_named(tones), x=left, y=bottom + 68)
     described = f"Dots by layer, from {100 * min(shares):.4g} % to {100 * max(shares):.4g} %; {told}."
-    return Picture("Share restored bit for bit", described, WIDTH, bottom + 72, tuple(marks))
+    return Picture("Share restored bit for bit", described, WIDTH, bottom + 80, tuple(marks))
 
 
 # --- verification -------------------------------------------------------------------------------------------
@@ -360,11 +363,11 @@ def divergences(verification: Verification | None) -> Picture | None:
             marks.append(Dot(at, y, tone, f"{name}\n{what} KL {kl:.3g} nats", 4))
     marks.append(Label((left + right) / 2, bottom + 34, "KL(reference ‖ candidate) in nats", "middle", "small"))
     marks.append(Label(right + 16, _TOP + 12, "answers changed", tone="small"))
-    marks += legend(list(zip(("b0", "b1", "greatest"), _POINTS, strict=True)), x=left, y=bottom + 60)
+    marks += legend(list(zip(("b0", "b1", "greatest"), _POINTS, strict=True)), x=left, y=bottom + 68)
     told = "; ".join(
         f"{name}: mean {mean:.3g}, greatest {greatest:.3g}, {changed}" for name, mean, _, greatest, changed in rows
     )
-    return Picture("Verification", f"{told}.", WIDTH, bottom + 72, tuple(marks))
+    return Picture("Verification", f"{told}.", WIDTH, bottom + 80, tuple(marks))
 
 
 _POINTS = ("mean", "99th percentile", "greatest")
