@@ -1,19 +1,23 @@
 # Two commands need nothing but Python 3.11+, git and make:
 #   make demo   the whole job on two small pairs of checkpoints
-#   make test   every test
+#   make test   every test that needs no browser
 # The environment is made on first use and follows pyproject.toml and constraints.txt.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench format clean
+.PHONY: demo test test-browser lint bench format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/publish demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Chromium too: on Debian, apt-get install chromium. Screenshots go to build/screenshots.
+test-browser: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from publisher.errors import CardError, ManifestError, PublisherError
 from publisher.interruption import EXIT_CODE, interruptible
 
 if TYPE_CHECKING:
+    from publisher.dossier import Dossier
     from publisher.pipeline import Run
 
 _STAGES = click.Choice(["fetch", "extract", "validate", "verify", "card", "push"])
@@ -56,7 +57,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="publish", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -239,11 +240,11 @@ verify = _one_stage("verify", "Hold the answers of base + adapter against the re
 @_manifest_required
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
 @click.option("--from-hub", is_flag=True, help="Render from the published JSON; show the diff to the published card.")
-@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md alone.")
+@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md and its pictures alone.")
 @_pr
 @_dist
 def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
-    """Render README.md from the JSON artefacts alone."""
+    """Render README.md and its pictures from the JSON artefacts alone."""
     _quiet_libraries(verbose=False)
     if from_hub:
         _card_from_hub(manifest, write=write, pull_request=pr)
@@ -267,13 +268,15 @@ def _write_card(manifest: Path, dist: Path) -> None:
 def _check_card(manifest: Path, dist: Path) -> None:
     from publisher.manifest import load_manifest
     from publisher.pipeline import Run, rendered_card
-    from publisher.stages.card import check_card
+    from publisher.stages.card import check_card, other_pictures
 
     options = Run(manifest, dist)
-    readme = options.staged / CARD
-    if diff := check_card(rendered_card(load_manifest(manifest), options), readme):
-        click.echo(diff, nl=False)
-        raise CardError(f"{readme} is stale", next_step=f"publish card --manifest {manifest}")
+    loaded = load_manifest(manifest)
+    files, readme = rendered_card(loaded, options), options.staged / CARD
+    diff, pictures = check_card(files[CARD], readme), other_pictures(loaded, files, options.staged)
+    click.echo(diff, nl=False)
+    if stale := [readme] * bool(diff) or [options.staged / path for path in pictures]:
+        raise CardError(f"{stale[0]} is stale", next_step=f"publish card --manifest {manifest}")
     click.echo(f"card is fresh: {readme}")
 
 
@@ -285,6 +288,73 @@ def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
     click.echo(done.diff or "the published card is what its evidence gives\n", nl=False)
     if done.push is not None:
         click.echo(f"{done.push.hub}: {done.push.result}: {done.push.url}")
+
+
+_folder = click.option(
+    "--folder", type=click.Path(path_type=Path), metavar="DIR", help="Any folder with an extraction.json, instead."
+)
+
+
+@cli.command()
+@_manifest
+@_folder
+@_dist
+@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
+def report(*, manifest: Path | None, folder: Path | None, dist: Path, output: Path | None) -> None:
+    """Write one HTML page with everything that is known of a release [DIST/NAME.html]."""
+    click.echo(f"report: {_write_report(manifest, folder, dist=dist, output=output)}")
+
+
+def _write_report(manifest: Path | None, folder: Path | None, *, dist: Path, output: Path | None) -> Path:
+    from publisher.files import write_text
+    from publisher.report import render_report
+
+    known = manifest or folder or dist
+    target = output or dist / f"{known.resolve().name.removesuffix('.yaml')}.html"
+    write_text(target, render_report(_dossier(manifest, folder, dist=dist)))
+    return target
+
+
+def _dossier(manifest: Path | None, folder: Path | None, *, dist: Path) -> "Dossier":
+    from publisher.dossier import dossier
+
+    return dossier(manifest, folder, staged=dist / manifest.stem if manifest else None)
+
+
+def _complete_module(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Names for the shell, where the command line says of which release; silence where that cannot be read."""
+    from publisher.explain import module_names
+
+    given = context.params
+    try:
+        names = module_names(
+            _dossier(given.get("manifest"), given.get("folder"), dist=given.get("dist") or Path("dist"))
+        )
+    except PublisherError:
+        return []
+    return [name for name in names if incomplete in name]
+
+
+@cli.command()
+@click.argument("module", shell_complete=_complete_module)
+@_manifest
+@_folder
+@_dist
+@_json
+def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Path, as_json: bool) -> None:
+    """Show all that is known of one module, by its full name or the end of it."""
+    from rich.console import Console
+
+    from publisher.console import show_module
+    from publisher.explain import explain as explain_module
+    from publisher.files import canonical_json
+
+    found = explain_module(module, _dossier(manifest, folder, dist=dist))
+    if as_json:
+        click.echo(canonical_json([one.model_dump(mode="json") for one in found]), nl=False)
+        return
+    for one in found:
+        show_module(one, Console())
 
 
 @cli.command()
@@ -322,6 +392,8 @@ def demo(*, dry_run: bool, **options: Any) -> None:
         make_demo(Path("demo"), progress=progress)
     manifest = packaged_folder("manifests") / "demo.yaml"
     _run(manifest=manifest, dry_run=dry_run, hub="local", **options)
+    page = _write_report(manifest, None, dist=options["dist"], output=None)
+    click.echo(f"report: {page}", err=options["as_json"])
 
 
 @cli.command()

@@ -1,12 +1,15 @@
 """What a person sees: progress on stderr, results on stdout.
 
 A terminal gets a live line with a bar; anything else gets a plain line now and then. rich honours NO_COLOR and
-the width of the terminal.
+the width of the terminal, and sends no codes into a pipe. A table that has no room becomes a list. A pipe has no width
+of its own: lines are then left whole, unless COLUMNS says how wide they may be.
 """
 
+import os
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -14,16 +17,32 @@ from typing import Literal
 from rich import box
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.measure import Measurement
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from publisher.artefacts import CARD
-from publisher.progress import Progress
-from publisher.records import Audit, CommitPlan, Merged, Outcome, PushOutcome, Signing, Spread, VariantOutcome
+from publisher.progress import Pace, Progress, amount
+from publisher.records import (
+    Audit,
+    CommitPlan,
+    Explained,
+    Merged,
+    Outcome,
+    PushOutcome,
+    Signing,
+    Spread,
+    VariantOutcome,
+    VerificationSet,
+)
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
+_WIDE, _BAR = 100, 24  # a line of progress has room for a bar, and how long that is
+_READABLE = 24  # what a column of words takes at least
+_NARROWEST = 20  # a column of text beside headings
+_ENDLESS = 10_000  # a width in which any table has room
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
 
 
@@ -33,32 +52,44 @@ def progress_on(console: Console) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _plain(console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done=0, total=0: bar.update(task, description=what, completed=done, total=total or None)
+    pace = Pace()
+    what = TextColumn(
+        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
+    room = TextColumn("{task.fields[amount]}", markup=False), TextColumn("{task.fields[pace]}", markup=False)
+    columns = (what, BarColumn(_BAR), *room) if console.width >= _WIDE else (what, *room)
+    with Bar(*columns, console=console, transient=True, expand=True) as bar:
+        task = bar.add_task("", total=None, amount="", pace="")
+
+        def tell(what: str, done: int = 0, total: int = 0) -> None:
+            there, rate = amount(done, total) if total else "", pace.told(what, done, total)
+            bar.update(task, description=what, completed=done, total=total or None, amount=there, pace=rate)
+
+        yield tell
 
 
 def _plain(console: Console) -> Progress:
     told: dict[str, float] = {}
+    pace = Pace()
 
     def tell(what: str, done: int = 0, total: int = 0) -> None:
         kind, now = what.partition(" ")[0], time.monotonic()
+        rate = pace.told(what, done, total)
         if total and done and now - told.get(kind, 0.0) < _PLAIN_INTERVAL:
             return
         told[kind] = now
-        console.print(f"{what} ({done}/{total})" if total else what, highlight=False, soft_wrap=True)
+        parts = ", ".join(part for part in (amount(done, total) if total else "", rate) if part)
+        _say(f"{what} ({parts})" if parts else what, console)
 
     return tell
 
 
 def show_outcome(outcome: Outcome, console: Console) -> None:
     """The table of variants, the commit, and where the card is."""
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
+    _set_width(console)
     told = [variant for variant in outcome.variants if variant.summary is not None]
     if told:
-        console.print(_variants(told))
+        _show_variants(told, console)
     for variant in told:
         _show_approximation(variant, console)
         _show_validation(variant, console)
@@ -78,47 +109,48 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
         _say(f"card {state}: {Path(outcome.staged) / CARD}", console)
 
 
-def _variants(variants: Sequence[VariantOutcome]) -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
-    for heading in ("variant", "linears", "layers", "relative error", "bit for bit", "adapter"):
-        justify: Literal["left", "right"] = "left" if heading in {"variant", "layers"} else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading != "variant")
-    for variant in variants:
-        if (summary := variant.summary) is not None:
-            table.add_row(
-                variant.label,
-                str(summary.linears),
-                f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-",
-                spread(summary.relative_error),
-                f"{summary.exact_share:.1%}",
-                size(summary.adapter.size),
-            )
-    return table
+def _show_variants(variants: Sequence[VariantOutcome], console: Console) -> None:
+    headings = ("variant", "linears", "layers", "relative error", "bit for bit", "adapter")
+    rows = [
+        (
+            variant.label,
+            str(summary.linears),
+            f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-",
+            spread(summary.relative_error),
+            f"{summary.exact_share:.1%}",
+            size(summary.adapter.size),
+        )
+        for variant in variants
+        if (summary := variant.summary) is not None
+    ]
+    _show_rows(rows, console, headings=headings, words={"variant", "layers"})
 
 
 def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:
     """Base + adapter against the released model, and the FP8 base where it was tried."""
-    if not any(variant.verification for variant in variants):
-        return
-    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
-    for heading in ("variant", "test set", "requests", "questions", "answers changed", "max KL", "failed"):
-        words = heading in {"variant", "test set"}
-        table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
-    for variant in variants:
-        if (found := variant.verification) is not None:
-            on_fp8 = found.fp8.sets if found.fp8 else ()
-            named = [*((one.name, one) for one in found.sets), *((f"{one.name}, FP8 base", one) for one in on_fp8)]
-            for name, one in named:
-                table.add_row(
-                    Text(variant.label),
-                    Text(name),
-                    f"{one.requests:,}",
-                    f"{one.questions:,}",
-                    f"{one.answers_changed_share:.2%} ({one.answers_changed})",
-                    f"{one.max_kl:.2g}",
-                    str(one.failed),
-                )
-    console.print(table)
+    headings = ("variant", "test set", "requests", "questions", "answers changed", "max KL", "failed")
+    rows = [
+        (
+            variant.label,
+            name,
+            f"{one.requests:,}",
+            f"{one.questions:,}",
+            f"{one.answers_changed_share:.2%} ({one.answers_changed})",
+            f"{one.max_kl:.2g}",
+            str(one.failed),
+        )
+        for variant in variants
+        for name, one in _named_sets(variant)
+    ]
+    if rows:
+        _show_rows(rows, console, headings=headings, words={"variant", "test set"})
+
+
+def _named_sets(variant: VariantOutcome) -> list[tuple[str, VerificationSet]]:
+    found = variant.verification
+    on_fp8 = found.fp8.sets if found is not None and found.fp8 is not None else ()
+    plain = [(one.name, one) for one in (found.sets if found is not None else ())]
+    return [*plain, *((f"{one.name}, FP8 base", one) for one in on_fp8)]
 
 
 def _show_approximation(variant: VariantOutcome, console: Console) -> None:
@@ -171,10 +203,8 @@ def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> 
     """After a rehearsal: the files at the commit, which are the staged ones, and how the card begins."""
     staged = Path(outcome.staged)
     _say(f"\na reader of the repository at {push.commit[:8]} sees:", console)
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for file in sorted(path for path in staged.rglob("*") if path.is_file()):
-        table.add_row(file.relative_to(staged).as_posix(), size(file.stat().st_size))
-    console.print(table)
+    files = sorted(path for path in staged.rglob("*") if path.is_file())
+    _show_rows([(file.relative_to(staged).as_posix(), size(file.stat().st_size)) for file in files], console)
     body = (staged / CARD).read_text(encoding="utf-8").split("---\n", 2)[-1].partition("\n## Usage")[0]
     if console.is_terminal:
         console.print(Markdown(body))
@@ -183,21 +213,90 @@ def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> 
 
 
 def _say(text: str, console: Console) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    """A paragraph; in a known width it is broken between words, and a word that is longer is left whole."""
+    for line in text.split("\n") if _has_width(console) else (text,):
+        for part in _broken(line, console.width) if _has_width(console) else (line,):
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _has_width(console: Console) -> bool:
+    return console.is_terminal or "COLUMNS" in os.environ
+
+
+def _set_width(console: Console) -> None:
+    if not _has_width(console):
+        console.width = _PIPE_WIDTH
+
+
+def _show_rows(
+    rows: Sequence[Sequence[str | Text]],
+    console: Console,
+    *,
+    headings: Sequence[str] = (),
+    words: Collection[str] = (),
+    flowing: Collection[str] = (),
+) -> None:
+    """A table; where it has no room, a list: the first cell of each row and, below it, the others.
+
+    Columns with `words` stand to the left, others to the right; one that is `flowing` may take several lines, and so
+    may the first.
+    """
+    table = Table(box=box.SIMPLE if headings else None, show_header=bool(headings), padding=(0, 1 if headings else 2))
+    table.collapse_padding = bool(headings)
+    for place, cells in enumerate(zip(*rows, strict=True)):
+        heading = headings[place] if headings else ""
+        flows = heading in flowing or bool(headings and place == 0)
+        justify: Literal["left", "right"] = "left" if not headings or heading in words else "right"
+        least = min(max(len(str(cell)) for cell in cells), _READABLE) if flows else None
+        table.add_column(heading, justify=justify, no_wrap=not flows, min_width=least)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    if Measurement.get(console, console.options.update_width(_ENDLESS), table).minimum <= console.width:
+        console.print(table)
+        return
+    for row in rows:
+        _show_stacked([str(cell) for cell in row], console, headings=headings)
+
+
+def _show_stacked(row: Sequence[str], console: Console, *, headings: Sequence[str]) -> None:
+    first, *others = row
+    if headings:
+        _say(first, console)
+        _show_facts([(f"  {name}", cell) for name, cell in zip(headings[1:], others, strict=True)], console)
+    else:
+        _say("  ".join(filter(None, row)), console)
+
+
+def _show_facts(facts: Sequence[tuple[str, str]], console: Console) -> None:
+    """A line for each, its heading before it; lines that follow stay to the right of the headings."""
+    indent = 2 + max(len(heading) for heading, _ in facts)
+    for heading, text in facts:
+        room = console.width - indent - 1
+        if not _has_width(console) or room < _NARROWEST:
+            _say(f"{heading:<{indent}}{text}", console)
+            continue
+        for place, line in enumerate(_broken(text, room)):
+            start = "" if place else heading
+            console.print(f"{start:<{indent}}{line}", highlight=False, soft_wrap=True, markup=False)
 
 
 def show_plan(plan: CommitPlan, console: Console) -> None:
     """Each file of the commit that push would make."""
     _say(f"commit to {plan.repo}, compared with {plan.compared_with}:", console)
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for operation in plan.operations:
-        table.add_row(
+    rows = [
+        (
             operation.change,
             operation.path,
             "" if operation.size is None else size(operation.size),
             (operation.sha256 or "")[:12],
         )
-    console.print(table)
+        for operation in plan.operations
+    ]
+    _show_rows(rows, console)
 
 
 _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
@@ -205,23 +304,31 @@ _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
 
 def show_audit(audit: Audit, console: Console) -> None:
     """The table of checks, then what is known of those that failed."""
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
-    table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
-    for heading in ("variant", "check", "result", "seen"):
-        table.add_column(heading, no_wrap=heading != "seen")
-    for check in audit.checks:
-        seen = Text(check.detail.partition("\n")[0])
-        table.add_row(Text(check.variant), check.name, Text(check.status, _STYLES[check.status]), seen)
-    console.print(table)
+    _set_width(console)
+    rows = [
+        (
+            check.variant,
+            check.name,
+            Text(check.status, _STYLES[check.status]),
+            check.detail.partition("\n")[0],
+        )
+        for check in audit.checks
+    ]
+    headings = ("variant", "check", "result", "seen")
+    _show_rows(rows, console, headings=headings, words=headings, flowing={"seen"})
     for check in audit.failed:
         if "\n" in check.detail:
-            text = f"{check.variant} {check.name}: {check.detail}".strip()
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            _say(f"{check.variant} {check.name}: {check.detail}".strip(), console)
     counts = Counter[str](check.status for check in audit.checks)
     where = f"{audit.repo}@{audit.revision}" if audit.revision else audit.repo
     told = ", ".join(f"{counts[status]} {status}" for status in _STYLES)
-    console.print(f"{where}: {told}", highlight=False, soft_wrap=True)
+    _say(f"{where}: {told}", console)
+
+
+def show_module(found: Explained, console: Console) -> None:
+    """One module's name and variant, then a line for each fact; continued lines stay right of the headings."""
+    _say(f"{found.module}\nin {found.label}, variant {found.variant}\n", console)
+    _show_facts(found.facts, console)
 
 
 def spread(figures: Spread) -> str:

@@ -7,11 +7,12 @@ publishing), unless a `Destination` names others; neither a token nor a header e
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, Self
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -58,6 +59,7 @@ _CARD = "correct the manifest or the card's template, then: publish card --manif
 _WAITING = frozenset({"open", "draft"})
 _UNSENDABLE = "LocalProtocolError"  # of httpx, under either name
 _TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
+_LARGE = 1_000_000  # bytes from which a file is sent ahead of the commit
 _PATIENCE = 5  # how often in a row a range may break without a byte of it having come
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a broken range is asked for again
 
@@ -158,17 +160,58 @@ def list_files(repo: str, revision: str, *, at: Destination = THE_HUB) -> tuple[
     )
 
 
-def download(repo: str, revision: str, *, filename: str, at: Destination = THE_HUB) -> Path:
-    """One file at a full commit id, in huggingface_hub's cache.
+def is_cached(repo: str, revision: str, *, filename: str) -> bool:
+    """Whether huggingface_hub's cache holds this file at this commit, so that no network is needed for it."""
+    return isinstance(try_to_load_from_cache(repo, filename, revision=revision), str)
+
+
+def download(
+    repo: str,
+    revision: str,
+    *,
+    filename: str,
+    at: Destination = THE_HUB,
+    heard: Callable[[int], None] | None = None,
+) -> Path:
+    """One file at a full commit id, in huggingface_hub's cache; `heard` is told of each piece of so many bytes.
 
     Raises:
         MissingFileError: the repository has no such file.
         HubError: it could not be had.
     """
     with _explained(repo, revision, filename=filename, at=at):
-        if not isinstance(try_to_load_from_cache(repo, filename, revision=revision), str):
+        if not is_cached(repo, revision, filename=filename):
             _knock(repo, revision, filename=filename, at=at)
-        return Path(at.api.hf_hub_download(repo, filename, revision=revision))
+        bar: Any = _listening(heard) if heard else None
+        return Path(at.api.hf_hub_download(repo, filename, revision=revision, tqdm_class=bar))
+
+
+def _listening(heard: Callable[[int], None]) -> type:
+    """What the client takes for the class of a progress bar; it draws nothing, and passes on what has come."""
+
+    class Listening:
+        def __init__(self, *_: object, initial: int = 0, **__: object) -> None:
+            heard(initial)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def update(self, octets: float | None = 1) -> None:
+            heard(int(octets or 0))
+
+        def update_transfer(self, octets: float | None = 1) -> None:
+            """Xet tells of bytes that came in and of bytes written, which are the same ones: the latter count."""
+
+        def set_postfix_str(self, *_: object, **__: object) -> None:
+            """Nothing is drawn."""
+
+        def close(self) -> None:
+            """Nothing is drawn."""
+
+    return Listening
 
 
 def _knock(repo: str, revision: str, *, filename: str, at: Destination) -> None:
@@ -314,25 +357,31 @@ def create_repository(repo: str, *, at: Destination = THE_HUB) -> None:
 def commit(
     repo: str,
     *,
-    add: Mapping[str, Path],
-    delete: Sequence[str],
+    changes: Mapping[str, Path | None],
     message: str,
     parent: str,
     pull_request: bool,
     at: Destination = THE_HUB,
+    told: Callable[[str], None] = lambda _path: None,
 ) -> NewCommit:
-    """Everything in one commit on top of `parent`, or as a pull request.
+    """Everything in one commit on top of `parent`, or as a pull request; a path without a file is deleted.
+
+    Large files go ahead one by one, and `told` of each.
 
     Raises:
         StaleParentError: the branch is no longer at `parent`; nothing was written.
         UnclearAnswerError: it may have landed or not.
         HubError: it was refused; nothing was written.
     """
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(path_in_repo=path, path_or_fileobj=file) for path, file in add.items()
+    operations = [
+        CommitOperationDelete(path_in_repo=path) if file is None else CommitOperationAdd(path, file)
+        for path, file in changes.items()
     ]
-    operations += [CommitOperationDelete(path_in_repo=path) for path in delete]
     with _explained(repo, parent, at=at):
+        for operation in operations:
+            if isinstance(operation, CommitOperationAdd) and operation.upload_info.size >= _LARGE:
+                told(operation.path_in_repo)
+                at.api.preupload_lfs_files(repo, [operation], create_pr=pull_request)
         made = at.api.create_commit(
             repo, operations, commit_message=message, parent_commit=parent, create_pr=pull_request
         )

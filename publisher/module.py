@@ -14,7 +14,7 @@ from publisher import lora
 from publisher.adapter import Factors
 from publisher.errors import ExtractionError, counted
 from publisher.manifest import AdapterSettings, Energy
-from publisher.records import ModuleExtraction
+from publisher.records import ModuleExtraction, spectrum_places
 from publisher.recovered import Told, recovered
 from publisher.residual import residual_of
 
@@ -101,6 +101,7 @@ def _figures(
         exact_share=quality.exact_elements / source.numel(),
         unchanged_share=unchanged / source.numel(),
         rank_at_least=hidden,
+        spectrum=tuple(found.s[[place - 1 for place in spectrum_places(found.rank)]].tolist()),
     )
 
 

@@ -38,7 +38,7 @@ from publisher.records import (
 )
 from publisher.requests import RequestFile, read_requests
 from publisher.signing import Means, is_signed, require_means, sign_release
-from publisher.stages.card import load_evidence, render_card
+from publisher.stages.card import card_files, load_evidence, other_pictures
 from publisher.stages.push import Target, preflight, push
 
 STAGES = ("fetch", "extract", "validate", "verify", "card", "push")
@@ -473,17 +473,21 @@ def _mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> Non
 # --- the whole repository: card, push -----------------------------------------------------------------------
 
 
-def rendered_card(manifest: Manifest, options: Run) -> str:
-    """README.md from the JSON artefacts alone."""
-    return render_card(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
+def rendered_card(manifest: Manifest, options: Run) -> dict[str, str]:
+    """README.md and its pictures from the JSON artefacts alone, by path in the release."""
+    return card_files(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
 
 
 def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
-    """Write README.md and the manifest's copy; whether the card changed."""
+    """Write README.md, its pictures and the manifest's copy; whether the card changed."""
     progress("rendering the card")
-    text, readme = rendered_card(manifest, options), options.staged / CARD
-    changed = not readme.is_file() or readme.read_bytes() != text.encode()
-    write_text(readme, text)
+    files, readme = rendered_card(manifest, options), options.staged / CARD
+    stale = other_pictures(manifest, files, options.staged)
+    changed = bool(stale) or not readme.is_file() or readme.read_bytes() != files[CARD].encode()
+    for path in stale:
+        (options.staged / path).unlink(missing_ok=True)
+    for path, text in files.items():
+        write_text(options.staged / path, text)
     write_text(options.staged / MANIFEST, options.manifest_file.read_text(encoding="utf-8"))
     return changed
 
@@ -516,7 +520,7 @@ def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progres
     from publisher.stages.readback import Published, read_back
 
     progress(f"pushing to {target.destination.label}")
-    outcome = push(manifest, options.staged, target=target)
+    outcome = push(manifest, options.staged, target=target, progress=progress)
     files = staged_files(manifest, options.staged)
     published = Published(manifest.repo, outcome.commit, files=files, at=target.destination)
     return outcome.model_copy(
@@ -534,15 +538,17 @@ def _require_publishable(manifest: Manifest, options: Run, progress: Progress) -
 
 def _require_fresh(manifest: Manifest, options: Run) -> None:
     """The card and the manifest's copy are those of this manifest and these artefacts."""
+    files = rendered_card(manifest, options)
     wanted = {
-        CARD: rendered_card(manifest, options),
+        CARD: files[CARD],
         MANIFEST: options.manifest_file.read_text(encoding="utf-8"),
     }
-    for name, text in wanted.items():
-        if (options.staged / name).read_bytes() != text.encode():
-            raise PushError(
-                f"{options.staged / name} is stale", next_step=f"publish card --manifest {options.manifest_file}"
-            )
+    stale = [name for name, text in wanted.items() if (options.staged / name).read_bytes() != text.encode()]
+    stale += other_pictures(manifest, files, options.staged)
+    if stale:
+        raise PushError(
+            f"{options.staged / stale[0]} is stale", next_step=f"publish card --manifest {options.manifest_file}"
+        )
 
 
 def _require_validated(place: _Place, progress: Progress) -> None:

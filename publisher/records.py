@@ -8,7 +8,7 @@ a record.
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
 from publisher.errors import FetchError
@@ -104,7 +104,18 @@ class Snapshot(Record):
 # --- extract ------------------------------------------------------------------------------------------------
 
 
+APPROXIMATE = 3.0  # times what rounding leaves; a merge that rounded twice gives up to 2.5 (docs/numerics.md)
+SPECTRUM = 32  # singular values of a module that its evidence holds, at most
 PLATEAU = 0.999  # a share that exact recovery passes where nothing is wrong with rank and arithmetic
+
+
+def spectrum_places(rank: int) -> tuple[int, ...]:
+    """Which of a module's `rank` singular values its evidence holds, counted from 1.
+
+    At most 32, evenly spaced, the first and the last among them.
+    """
+    steps = min(rank, SPECTRUM) - 1
+    return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
 
 
 class ExactRecovery(Record):
@@ -160,6 +171,7 @@ class ModuleExtraction(Record):
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
         recovery: what the exact method reached; absent with the method svd.
+        spectrum: of the singular values kept, those at `spectrum_places`; none in evidence of before there were any.
     """
 
     name: str
@@ -182,6 +194,8 @@ class ModuleExtraction(Record):
     rank_at_least: bool
     transposed: bool = False
     recovery: ExactRecovery | None = None
+    # evidence of before there were any is written back as it was: an audit compares the bytes
+    spectrum: tuple[Figure, ...] = Field(default=(), exclude_if=lambda values: not values)
 
 
 class LeftOut(Record):
@@ -753,6 +767,19 @@ class Merged(Record):
     released: bool
     share: float | None
     left_out: tuple[str, ...]
+
+
+# --- explain ------------------------------------------------------------------------------------------------
+
+
+class Explained(Record):
+    """All that is known of one module of one variant: headings and what stands beside them, and its figures."""
+
+    module: str
+    variant: str
+    label: str
+    facts: tuple[tuple[str, str], ...]
+    figures: ModuleExtraction
 
 
 # --- audit --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`publish card --from-hub`: the card again, from the evidence that is published; README.md alone is committed.
+"""`publish card --from-hub`: the card again, from the evidence that is published; it and its pictures are committed.
 
 For a better template or a corrected summary, without the checkpoints and without the machine that extracted. Where
 the manifest's words changed, its published copy goes along, since a card must follow from what lies beside it. It
@@ -18,7 +18,7 @@ from publisher.files import write_text
 from publisher.hub import Destination, RemoteFile
 from publisher.manifest import Manifest, load_manifest
 from publisher.records import CommitPlan, FileDigest, PushOutcome
-from publisher.stages.card import check_card, load_evidence, render_card
+from publisher.stages.card import card_files, check_card, load_evidence
 from publisher.stages.push import Target, carry_out, preflight
 
 
@@ -46,11 +46,12 @@ def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recard
     with TemporaryDirectory(prefix="publish-card-") as folder:
         root = Path(folder)
         _download(manifest, head, remote=remote, root=root, at=target.destination)
-        text = render_card(manifest, load_evidence(manifest, root), beside=manifest_file.parent)
-        diff = check_card(text, root / CARD)
-        write_text(root / CARD, text)
-        write_text(root / MANIFEST, manifest_file.read_text(encoding="utf-8"))
-        plan = _plan(manifest, head, remote=remote, root=root)
+        files = card_files(manifest, load_evidence(manifest, root), beside=manifest_file.parent)
+        diff = check_card(files[CARD], root / CARD)
+        files[MANIFEST] = manifest_file.read_text(encoding="utf-8")
+        for name, text in files.items():
+            write_text(root / name, text)
+        plan = _plan(manifest, head, remote=remote, root=root, names=tuple(files))
         message = f"Render the card of {manifest.card.title} again"
         return Recarded(diff, carry_out(plan, root, message=message, target=target) if write else None)
 
@@ -74,9 +75,11 @@ def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], 
         shutil.copyfile(fetched / name, root / name)
 
 
-def _plan(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path) -> CommitPlan:
-    files = [FileDigest.of(root / name) for name in (CARD, MANIFEST)]
-    published = [file for file in remote if file.path in {CARD, MANIFEST}]
+def _plan(
+    manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path, names: tuple[str, ...]
+) -> CommitPlan:
+    files = [FileDigest.of(root / name, name=name) for name in names]
+    published = [file for file in remote if file.path in names]
     return CommitPlan(
         repo=manifest.repo,
         parent=head,

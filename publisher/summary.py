@@ -12,6 +12,7 @@ from publisher.artefacts import EXPORTS, RESIDUAL
 from publisher.comparison import Comparison, layers_of, ranges
 from publisher.errors import shown
 from publisher.records import (
+    APPROXIMATE,
     PLATEAU,
     ExactRecovery,
     Extraction,
@@ -24,7 +25,6 @@ from publisher.records import (
     six_digits,
 )
 
-APPROXIMATE = 3.0  # times what rounding leaves; a merge that rounded twice gives up to 2.5 (docs/numerics.md)
 NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word is missing
 
 

@@ -5,7 +5,7 @@ share of weights restored bit for bit from the published factors, and, where mem
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,13 +163,20 @@ def extracted_again(case: _Case) -> str:
 
 
 def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
-    elsewhere = {"alpha", "transposed", "recovery"}  # the first two follow from layout and class: loading checks them
+    elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+    if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
+        yield f"{claimed.name}: spectrum is {shown(claimed.spectrum)}; it comes out as {shown(again.spectrum)}"
     yield from _other_recovery(claimed.name, claimed.recovery, again.recovery)
+
+
+def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:
+    pairs = zip(claimed, again, strict=False)
+    return len(claimed) == len(again) and all(math.isclose(*pair, rel_tol=_OTHER_DRAW) for pair in pairs)
 
 
 def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecovery | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ checkpoints' weights are not needed.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from publisher import hub, lora
 from publisher.adapter import KEY_PREFIX, adapter_config
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
@@ -25,7 +26,8 @@ from publisher.files import digest_of, sha256_of
 from publisher.loading import Adapter as Loadable
 from publisher.loading import load_on_config, quiet
 from publisher.manifest import Variant
-from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot
+from publisher.pictures import card_pictures
+from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot, spectrum_places
 from publisher.stages.card import load_extraction, load_verification
 from publisher.stages.validate import require_loadable, require_tensors
 from publisher.summary import summary_problems
@@ -47,6 +49,7 @@ def evidence_checks(adapter: Adapter) -> Iterator[Check]:
         "figures": figures,
         "singular values": singular_values,
         "verification": verification,
+        "pictures": pictures,
         "source": partial(checkpoint, side="source"),
         "base": partial(checkpoint, side="base"),
         "loading": loading,
@@ -166,6 +169,14 @@ def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
     ratio = module.fit_error / module.expected_error if module.expected_error else None
     if (ratio is None) != (module.ratio is None) or not math.isclose(module.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
         yield f"{module.name}: ratio is {module.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
+    if (values := module.spectrum) and (len(values), values[0], values[-1]) != _ends(module):
+        yield f"{module.name}: spectrum is {shown(values)}; it does not go from sigma_1 to sigma_r"
+    if any(before < after for before, after in pairwise(module.spectrum)):
+        yield f"{module.name}: spectrum is {shown(values)}; it rises"
+
+
+def _ends(module: ModuleExtraction) -> tuple[int, float, float]:
+    return len(spectrum_places(module.rank)), module.sigma_1, module.sigma_r
 
 
 def singular_values(adapter: Adapter) -> str:
@@ -201,6 +212,22 @@ def verification(adapter: Adapter) -> str:
     sets = (*found.sets, *(found.fp8.sets if found.fp8 else ()))
     require_none([line for one in sets for line in inconsistencies(one)])
     return f"{len(sets)} test sets, of these weights; their figures follow from each other"
+
+
+def pictures(adapter: Adapter) -> str:
+    """The card's pictures are what extraction.json gives, byte for byte."""
+    wanted = card_pictures(_recorded(adapter))
+    there = {name: (adapter.folder / name).read_bytes() for name in PICTURES if (adapter.folder / name).is_file()}
+    if not there:
+        raise UncheckedError(f"there is none of {', '.join(PICTURES)}")
+    problems = [f"{name} is missing" for name in wanted if name not in there]
+    problems += [f"{name} is not what {EXTRACTION} gives" for name in there if there[name] != _bytes(wanted.get(name))]
+    require_none(problems)
+    return f"byte for byte what {EXTRACTION} gives: {', '.join(there)}"
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
 
 
 # --- the checkpoints, without their weights -----------------------------------------------------------------

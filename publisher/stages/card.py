@@ -1,4 +1,4 @@
-"""The card: README.md, rendered from the manifest and the JSON artefacts alone.
+"""The card: README.md and its pictures, rendered from the manifest and the JSON artefacts alone.
 
 The body is a Jinja template, the header huggingface_hub's own `ModelCardData`. A variable that a template names
 and nothing provides is an error, never a blank. Refused is evidence that is not the manifest's: another path,
@@ -8,7 +8,7 @@ reaches the card (docs/card.md). No network, no torch.
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from publisher.artefacts import EXTRACTION, VERIFICATION
+from publisher.artefacts import CARD, EXTRACTION, PICTURES, VERIFICATION
 from publisher.errors import CardError
 from publisher.files import packaged_folder
 from publisher.manifest import Bounds, Manifest, Reference, Variant
+from publisher.pictures import card_pictures
 from publisher.records import Checkpoint, Extraction, ExtractionSummary, Limits, Verification, VerificationSet
 
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
@@ -43,6 +44,12 @@ class Evidence:
     def fp8_sets(self) -> tuple[VerificationSet, ...]:
         """Those on the FP8 base."""
         return self.verification.fp8.sets if self.verification and self.verification.fp8 else ()
+
+    @property
+    def pictures(self) -> dict[str, str]:
+        """The SVG files of its card, by path in the release."""
+        folder = f"{self.variant.folder}/" if self.variant.folder else ""
+        return {f"{folder}{name}": text for name, text in card_pictures(self.extraction).items()}
 
 
 # --- reading the evidence -----------------------------------------------------------------------------------
@@ -77,8 +84,8 @@ def load_extraction(variant: Variant, file: Path) -> Extraction:
     return extraction
 
 
-def load_verification(variant: Variant, extraction: Extraction, *, file: Path) -> Verification | None:
-    """The variant's verification.json, if there is one.
+def load_verification(variant: Variant | None, extraction: Extraction, *, file: Path) -> Verification | None:
+    """The variant's verification.json, if there is one; without a variant it is held against extraction.json alone.
 
     Raises:
         CardError: it is of another path or adapter than extraction.json, or not as the manifest asks for.
@@ -87,13 +94,13 @@ def load_verification(variant: Variant, extraction: Extraction, *, file: Path) -
     if not file.is_file():
         return None
     verification = Verification.read(file)
-    if variant.verification is None:
+    expected = {"path": extraction.path, "adapter_sha256": extraction.summary.adapter.sha256}
+    if variant is not None and variant.verification is None:
         raise CardError(
             f"{file} is there, and the manifest asks for no verification",
             next_step="delete it, or write the section verification into the manifest",
         )
-    expected = {"path": extraction.path, "adapter_sha256": extraction.summary.adapter.sha256}
-    _agree(file, _tried(verification), expected=expected | _asked(variant), command="verify")
+    _agree(file, _tried(verification), expected=expected | (_asked(variant) if variant else {}), command="verify")
     return verification
 
 
@@ -173,6 +180,24 @@ def _identity(checkpoint: Checkpoint) -> str:
 
 
 # --- rendering ----------------------------------------------------------------------------------------------
+
+
+def card_files(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> dict[str, str]:
+    """README.md and its pictures, by path in the release; templates are found as `render_card` says.
+
+    Raises:
+        CardError: as `render_card` does.
+    """
+    pictures = {path: text for item in evidence for path, text in item.pictures.items()}
+    return {CARD: render_card(manifest, evidence, beside=beside), **pictures}
+
+
+def other_pictures(manifest: Manifest, files: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """The pictures below `root` that are not these files', are missing, or should not be there."""
+    possible = {(Path(variant.folder) / name).as_posix() for variant in manifest.variants for name in PICTURES}
+    there = {path: (root / path).read_bytes() for path in possible if (root / path).is_file()}
+    wanted = {path: files[path].encode() for path in possible if path in files}
+    return tuple(sorted(path for path in possible if there.get(path) != wanted.get(path)))
 
 
 def render_card(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> str:

@@ -5,13 +5,14 @@ local folder is used where it is. To stream, the weights are left on the Hub, an
 lists. Shards that are missing or cut short are refused here, before any long work.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from publisher import hub
 from publisher.errors import FetchError, MissingFileError
 from publisher.files import digest_of, sha256_of
 from publisher.manifest import Reference
-from publisher.progress import Progress
+from publisher.progress import Octets, Progress
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
 from publisher.tensors import (
     CONFIG,
@@ -91,11 +92,27 @@ def _download(reference: Reference, progress: Progress) -> Path:
     progress(f"fetching {repo}@{revision[:8]}")
     folder = hub.download(repo, revision, filename=CONFIG).parent
     _download_entry(repo, revision)
-    names = checkpoint_files(folder)
-    for index, name in enumerate(names):
-        progress(f"downloading {repo} {name}", index, len(names))
-        hub.download(repo, revision, filename=name)
+    missing = [name for name in checkpoint_files(folder) if not hub.is_cached(repo, revision, filename=name)]
+    sizes = {file.path: file.size for file in hub.list_files(repo, revision)} if missing else {}
+    total, before = Octets(sum(sizes.get(name, 0) for name in missing)), 0
+    for name in missing:
+        tell = _told(f"downloading {repo} {name}", progress, before=before, total=total)
+        tell(0)
+        hub.download(repo, revision, filename=name, heard=tell)
+        before += sizes.get(name, 0)
     return folder
+
+
+def _told(what: str, progress: Progress, *, before: int, total: Octets) -> Callable[[int], None]:
+    """Adds up the pieces of one file."""
+    done = before
+
+    def tell(octets: int) -> None:
+        nonlocal done
+        done += octets
+        progress(what, done, total)
+
+    return tell
 
 
 def _download_entry(repo: str, revision: str) -> None:
@@ -150,16 +167,18 @@ def _digest(file: Path) -> FileDigest:
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
     known = _remembered(memo)
     found = []
-    names = checkpoint_files(folder)
-    for index, name in enumerate(names):
+    sizes = {name: (folder / name).stat().st_size for name in checkpoint_files(folder)}
+    total, read = Octets(sum(sizes.values())), 0
+    for name, size in sizes.items():
         path = (folder / name).resolve()
         state = path.stat()
         before = known.get(str(path))
         if before is None or (before.size, before.changed_ns) != (state.st_size, state.st_mtime_ns):
-            progress(f"hashing {folder / name}", index, len(names))
+            progress(f"hashing {folder / name}", read, total)
             before = _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(path))
             known[str(path)] = before
             _DigestMemo(known=known).write(memo)
+        read += size
         found.append(FileDigest(name=name, size=before.size, sha256=before.sha256))
     return tuple(found)
 

@@ -9,7 +9,7 @@ elsewhere.
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from publisher.commitplan import BRANCH, head_of, holds_bytes, plan_push
 from publisher.errors import HubError, PushError, StaleParentError, UnclearAnswerError
 from publisher.hub import Destination, NewCommit
 from publisher.manifest import Manifest
+from publisher.progress import Octets, Progress, silent
 from publisher.records import CommitPlan, PushOutcome, Result
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
@@ -125,8 +126,8 @@ class _Landed:
     recovered: bool
 
 
-def push(manifest: Manifest, staged: Path, *, target: Target) -> PushOutcome:
-    """Make the commit, unless the repository holds it already, and set the tag.
+def push(manifest: Manifest, staged: Path, *, target: Target, progress: Progress = silent) -> PushOutcome:
+    """Make the commit, unless the repository holds it already, and set the tag; `progress` is told of each upload.
 
     Raises:
         PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
@@ -138,7 +139,7 @@ def push(manifest: Manifest, staged: Path, *, target: Target) -> PushOutcome:
         _create(manifest.repo, at)
         plan = plan_push(manifest, staged, at=at)
     message = f"Publish {manifest.card.title}{f' {target.tag}' if target.tag else ''}"
-    return carry_out(plan, staged, message=message, target=target)
+    return carry_out(plan, staged, message=message, target=target, progress=progress)
 
 
 def _create(repo: str, at: Destination) -> None:
@@ -149,7 +150,9 @@ def _create(repo: str, at: Destination) -> None:
             raise
 
 
-def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> PushOutcome:
+def carry_out(
+    plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress = silent
+) -> PushOutcome:
     """Make the planned commit from the files below `root`, unless it would change nothing, and set the tag.
 
     Raises:
@@ -163,7 +166,7 @@ def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target) -> 
     _require_unused_tag(plan.repo, target)
     if target.pull_request and (opened := _in_pull_request(plan, root, at=at)) is not None:
         return _outcome(_Landed(opened, recovered=False), plan.repo, target=target, result="pull request")
-    landed = _commit(plan, root, message=message, target=target)
+    landed = _commit(plan, root, message=message, target=target, progress=progress)
     return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
 
 
@@ -192,20 +195,34 @@ def _require_unused_tag(repo: str, target: Target) -> None:
         )
 
 
-def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target) -> _Landed:
+def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress) -> _Landed:
+    changes: dict[str, Path | None] = {op.path: root / op.path for op in plan.operations if op.change in _WRITES}
+    changes |= dict.fromkeys(op.path for op in plan.operations if op.change == "deleted")
     try:
         made = hub.commit(
             plan.repo,
-            add={op.path: root / op.path for op in plan.operations if op.change in _WRITES},
-            delete=[op.path for op in plan.operations if op.change == "deleted"],
+            changes=changes,
             message=message,
             parent=plan.parent or "",
             pull_request=target.pull_request,
             at=target.destination,
+            told=_uploads(plan, progress),
         )
     except (StaleParentError, UnclearAnswerError) as error:
         return _Landed(_found_after(error, plan, root, target=target), recovered=True)
     return _Landed(made, recovered=False)
+
+
+def _uploads(plan: CommitPlan, progress: Progress) -> Callable[[str], None]:
+    """Tells which file is on its way, and how much of the commit has gone before."""
+    sizes = {op.path: op.size or 0 for op in plan.operations if op.change in _WRITES}
+    sent: list[str] = []
+
+    def tell(path: str) -> None:
+        progress(f"uploading {path}", sum(sizes[before] for before in sent), Octets(sum(sizes.values())))
+        sent.append(path)
+
+    return tell
 
 
 def _found_after(error: HubError, plan: CommitPlan, root: Path, *, target: Target) -> NewCommit:

@@ -6,7 +6,6 @@ not. A set that breaks one of its bounds fails the stage; what was seen is then 
 of it is staged.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -96,7 +95,7 @@ def verify(
         staged: the folder of the adapter, for verification.json.
         work: the folder for answers.
         device: where the models run.
-        progress: told batch by batch, with a forecast.
+        progress: told batch by batch.
 
     Raises:
         VerificationError: a bound does not hold, or a model cannot be loaded or asked.
@@ -172,22 +171,12 @@ def _answered(session: _Session, model: Model) -> list[Answers]:
         for index, file in enumerate(session.files):
             todo = list(enumerate(batches[index]))[done[index] :]
             what = f"answering {session.settings.sets[index].name}: {model.label}"
-            _ask(runner, todo, answers=answers[index], progress=_forecast(session, what, len(file.requests)))
+            _ask(runner, todo, answers=answers[index], progress=_counting(session, what, len(file.requests)))
     return answers
 
 
-def _forecast(session: _Session, what: str, total: int) -> Callable[[int], None]:
-    """Tells how many requests are answered, and when the rest will be at this pace."""
-    start, first = time.monotonic(), -1
-
-    def tell(done: int) -> None:
-        nonlocal first
-        first = done if first < 0 else first
-        pace = (time.monotonic() - start) / (done - first) if done > first else 0
-        left = f", about {pace * (total - done) / 60:.1f} min left" if pace else ""
-        session.progress(f"{what}{left}", done, total)
-
-    return tell
+def _counting(session: _Session, what: str, total: int) -> Callable[[int], None]:
+    return lambda done: session.progress(what, done, total)
 
 
 def _ask(

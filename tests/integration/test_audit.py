@@ -27,7 +27,7 @@ from publisher.files import canonical_json, sha256_of
 from publisher.manifest import read_manifest
 from publisher.progress import silent
 from publisher.records import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
-from publisher.stages.card import load_evidence, render_card
+from publisher.stages.card import card_files, load_evidence, other_pictures
 from publisher.summary import summarise
 
 WEIGHTS, CONFIG, EVIDENCE = "adapter_model.safetensors", "adapter_config.json", "extraction.json"
@@ -98,6 +98,17 @@ def test_a_deep_audit_passes_on_an_adapter_of_the_real_architecture() -> None:
     assert check(found, "extraction", "clef-flash/").status == "passed"
 
 
+def test_evidence_and_card_of_before_there_were_spectra_pass_too(release: Path) -> None:
+    for folder in (release, release / "small"):
+        edit_json(folder / EVIDENCE, lambda e: [module.pop("spectrum") for module in e["modules"]])
+        (folder / "spectrum.svg").unlink()
+    reseal(release)
+    found = audited(release, deep=True)
+    assert failures(found) == {}
+    assert check(found, "evidence", "/").status == "passed"
+    assert check(found, "pictures", "/").detail == "byte for byte what extraction.json gives: errors.svg"
+
+
 # --- tools of a forger --------------------------------------------------------------------------------------
 
 
@@ -132,15 +143,18 @@ def halve(module: str, figure: str) -> Callable[[dict[str, Any]], None]:
 
 
 def reseal(folder: Path) -> None:
-    """Digests in extraction.json and the card, made anew for what is there now."""
+    """Digests in extraction.json, the card and its pictures, made anew for what is there now."""
     for place in (folder, folder / "small"):
         files = {"adapter": WEIGHTS, "config": CONFIG}
         digests = {field: (sha256_of(place / name), (place / name).stat().st_size) for field, name in files.items()}
         edit_json(place / EVIDENCE, partial(_seal, digests))
     manifest, _ = read_manifest(folder / "manifest.yaml")
     assert manifest is not None
-    text = render_card(manifest, load_evidence(manifest, folder), beside=folder)
-    (folder / "README.md").write_text(text)
+    files = card_files(manifest, load_evidence(manifest, folder), beside=folder)
+    for path in other_pictures(manifest, files, folder):
+        (folder / path).unlink()
+    for path, text in files.items():
+        (folder / path).write_text(text)
 
 
 def _seal(digests: dict[str, tuple[str, int]], extraction: dict[str, Any]) -> None:
@@ -260,6 +274,22 @@ def edited_module(folder: Path) -> None:
 
 def edited_singular_value(folder: Path) -> None:
     edit_json(folder / EVIDENCE, halve(Q_PROJ, "sigma_r"))
+
+
+def a_spectrum_that_rises(folder: Path) -> None:
+    edit_json(folder / EVIDENCE, lambda e: e["modules"][0]["spectrum"].reverse())
+
+
+def a_spectrum_cut_short(folder: Path) -> None:
+    edit_json(folder / EVIDENCE, lambda e: e["modules"][0]["spectrum"].pop())
+
+
+def a_kinder_picture(folder: Path) -> None:
+    replace(folder / "errors.svg", 'class="m2"', 'class="m0"')
+
+
+def picture_missing(folder: Path) -> None:
+    (folder / "spectrum.svg").unlink()
 
 
 def not_a_number_as_a_figure(folder: Path) -> None:
@@ -422,10 +452,18 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (edited_summary, ["figures /", "card"], "summary.relative_error.max is 0.0001; it comes out as"),
     (edited_summary_and_a_fresh_card, ["figures /"], "summary.relative_error.max is 0.0001; it comes out as"),
     (edited_module, ["figures /"], f"{Q_PROJ}: ratio is"),
-    (edited_singular_value, ["singular values /"], f"{Q_PROJ}: sigma_r is"),
+    (edited_singular_value, ["singular values /", "figures /", "pictures /"], f"{Q_PROJ}: sigma_r is"),
+    (a_spectrum_that_rises, ["figures /", "pictures /"], "it rises"),
+    (a_spectrum_cut_short, ["figures /", "pictures /"], "it does not go from sigma_1 to sigma_r"),
+    (a_kinder_picture, ["pictures /"], "errors.svg is not what extraction.json gives"),
+    (picture_missing, ["pictures /"], "spectrum.svg is missing"),
     (not_a_number_as_a_figure, ["evidence /", "figures /"], "not JSON compliant"),
-    (impossible_module, ["figures /", "recorded tensors /", "singular values /"], "ZeroDivisionError"),
-    (no_modules, ["figures /", "recorded tensors /", "loading /", "card"], "lists no module"),
+    (
+        impossible_module,
+        ["figures /", "recorded tensors /", "singular values /", "pictures /", "card"],
+        "ZeroDivisionError",
+    ),
+    (no_modules, ["figures /", "recorded tensors /", "loading /", "pictures /", "card"], "lists no module"),
     (evidence_written_by_hand, ["evidence /"], "it was edited"),
     (evidence_of_another_schema, ["evidence /"], "schema_version: Input should be 1"),
     (evidence_missing, ["files", "evidence /"], f"{EVIDENCE} is missing"),
@@ -481,7 +519,7 @@ def test_what_a_repository_usually_has_besides_is_told_and_does_no_harm(release:
     found = audited(release)
     assert failures(found) == {}
     assert check(found, "files").detail == (
-        "8 files of the release; not part of it: .gitattributes, LICENSE, docs/plot.png"
+        "12 files of the release; not part of it: .gitattributes, LICENSE, docs/plot.png"
     )
 
 
@@ -700,7 +738,7 @@ def test_the_command_prints_a_table_and_ends_with_0(
     assert publish("audit", str(release), "--deep", "--device", "cpu", monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
     assert "  small/   residuals         passed       14 modules; the largest difference from a claim" in printed
-    assert printed.endswith("release: 39 passed, 0 failed, 9 not checked\n")
+    assert printed.endswith("release: 41 passed, 0 failed, 9 not checked\n")
 
 
 def test_the_command_ends_with_1_and_one_line_that_names_what_failed(
@@ -710,7 +748,7 @@ def test_the_command_ends_with_1_and_one_line_that_names_what_failed(
     one_byte_of_the_weights(release)
     assert publish("audit", str(release), monkeypatch=monkeypatch) == 1
     printed = capsys.readouterr()
-    assert "error: 2 of 38 checks failed: card, digests /.\n" in printed.err
+    assert "error: 2 of 40 checks failed: card, digests /.\n" in printed.err
     assert "-| Rank | 6, 3 | 6, 4 |\n+| Rank | 6, 4 | 6, 4 |" in printed.out
 
 

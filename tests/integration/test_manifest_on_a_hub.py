@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 from publisher.errors import FetchError, HubError
 from publisher.hub import resolve_revision
 from publisher.localhub import LocalHub
-from publisher.manifest import Manifest, load_manifest
+from publisher.manifest import Manifest, Reference, load_manifest
 from publisher.new import new_manifest
 from publisher.pin import pin
+from publisher.progress import Octets
+from publisher.stages.fetch import fetch
 
 WEIGHTS = {"model.layers.0.q_proj.weight": (8, 4), "lm_head.weight": (6, 4)}
 
@@ -68,6 +70,28 @@ def _sharded(folder: Path) -> Path:
 def written(text: str, folder: Path) -> Manifest:
     (folder / "m.yaml").write_text(text, encoding="utf-8")
     return load_manifest(folder / "m.yaml")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_download_is_told_in_bytes_until_all_of_them_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    reference = Reference(repo="o/tuned", revision=resolve_revision("o/tuned", "main"))
+    told: list[tuple[str, int, int]] = []
+
+    def listen(what: str, done: int = 0, total: int = 0) -> None:
+        told.append((what, done, total))
+
+    found = fetch(reference, memo=tmp_path / "memo.json", progress=listen)
+    size = sum(file.size for file in found.checkpoint.files if file.name.startswith("model-"))
+    downloads = [(done, total) for what, done, total in told if what.startswith("downloading o/tuned model-")]
+    assert downloads[0] == (0, size)
+    assert downloads[-1] == (size, size)
+    assert all(isinstance(total, Octets) for _, total in downloads)
+    again: list[str] = []
+    fetch(reference, memo=tmp_path / "memo.json", progress=lambda what, _done=0, _total=0: again.append(what))
+    assert [what for what in again if "downloading" in what] == []
 
 
 @pytest.mark.usefixtures("hub")

@@ -45,6 +45,7 @@ from publisher.records import (
     Tools,
     Verification,
     VerificationSet,
+    spectrum_places,
 )
 from publisher.stages.card import (
     Evidence,
@@ -74,6 +75,7 @@ NARROW = ("in_proj_a", "in_proj_b")
 
 def module(name: str, *, rank: int, narrow: int) -> ModuleExtraction:
     full = name.endswith(NARROW)
+    places = spectrum_places(narrow if full else rank)
     return ModuleExtraction(
         name=name,
         shape=(narrow, 5120) if full else (5120, 5120),
@@ -93,6 +95,7 @@ def module(name: str, *, rank: int, narrow: int) -> ModuleExtraction:
         exact_share=0.8312,
         unchanged_share=0.0417,
         rank_at_least=False,
+        spectrum=tuple(3.1 + (0.21 - 3.1) * (place - 1) / (places[-1] - 1) for place in places),
     )
 
 

@@ -24,6 +24,7 @@ from publisher.errors import HubError, PublisherError, PushError
 from publisher.hub import THE_HUB, Destination
 from publisher.localhub import Fault, LocalHub, Role
 from publisher.manifest import Manifest
+from publisher.progress import Octets
 from publisher.records import PushOutcome
 from publisher.stages import push as stage
 from publisher.stages.push import Target, carry_out, preflight, push
@@ -177,6 +178,23 @@ def test_weights_of_more_than_20_mb_travel_in_the_same_commit(release: Release) 
     assert release.is_whole(outcome.commit)
     by_lfs = any(".git/info/lfs/objects/batch" in line for line in release.hub.requests)
     assert by_lfs is constants.HF_HUB_DISABLE_XET
+
+
+def test_large_files_are_told_before_they_are_sent_with_how_much_has_gone_before(release: Release) -> None:
+    for folder, size in (("", 3_000_000), ("small/", 2_000_000)):
+        (release.staged / folder / "adapter_model.safetensors").write_bytes(bytes(size))
+    told: list[tuple[str, int, int]] = []
+
+    def listen(what: str, done: int = 0, total: int = 0) -> None:
+        told.append((what, done, total))
+
+    push(release.manifest, release.staged, target=release.to(release.hub.token), progress=listen)
+    assert [(what, done) for what, done, _ in told] == [
+        ("uploading adapter_model.safetensors", 0),
+        ("uploading small/adapter_model.safetensors", 3_000_000),
+    ]
+    assert all(isinstance(total, Octets) and total > 5_000_000 for *_, total in told)
+    assert release.titles == BEFORE
 
 
 def test_what_is_there_already_makes_no_commit(release: Release) -> None:
