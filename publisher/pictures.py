@@ -156,7 +156,7 @@ def error_map(extraction: Extraction) -> Picture:
     for module in modules:
         spot = spot_of(module.name)
         y = _TOP + height * rows.index(spot.part)
-        tone = next(tone for limit, tone, _ in _LEVELS if floors(module) <= limit)
+        tone = next((tone for limit, tone, _ in _LEVELS if floors(module) <= limit), _LEVELS[-1][1])
         gap = min(1, columns.width / 6)
         at = columns.start(spot.column) + gap / 2
         marks.append(Rect(at, y + 0.5, columns.width - gap, height - 1, tone, _error_tip(module)))

@@ -75,9 +75,9 @@ def test_a_published_release_passes_every_check_but_those_of_what_it_does_not_ha
     assert {c.name for c in found.checks if c.status == "not checked"} == {"signature", "verification"}
     assert found.revision == HfApi().model_info(REPO).sha
     details = {c.name: c.detail for c in found.checks if c.variant in {"", "/"}}
-    assert details["download"] == "8 files hold the bytes that the Hub lists"
+    assert details["download"] == "12 files hold the bytes that the Hub lists"
     assert details["base"].startswith("2 files, as the Hub lists them at o/base@")
-    assert details["files"] == "8 files of the release; not part of it: .gitattributes"
+    assert details["files"] == "12 files of the release; not part of it: .gitattributes"
 
 
 @pytest.mark.usefixtures("staged")

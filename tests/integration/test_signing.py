@@ -32,6 +32,7 @@ from publisher.signing import Means, _require_identity, is_signed, require_means
 from publisher.stages.push import Target, push
 
 SIGNED = {f"{folder}{name}" for folder in ("", "small/") for name in ("adapter_config.json", "extraction.json")}
+SIGNED |= {f"{folder}{name}" for folder in ("", "small/") for name in ("errors.svg", "spectrum.svg")}
 SIGNED |= {"README.md", "manifest.yaml", "adapter_model.safetensors", "small/adapter_model.safetensors"}
 SIGNATURE = Path("release/model.sig")
 DOCUMENT = Path(__file__).parents[2] / "docs/signing.md"
@@ -111,7 +112,7 @@ def test_the_signature_covers_every_file_but_itself_and_the_audit_passes(release
     assert found.failed == ()
     key = sha256_of(Path("key.pub"))
     assert signature_check(found).status == "passed"
-    assert signature_check(found).detail == f"8 files signed by the key with SHA-256 {key}"
+    assert signature_check(found).detail == f"12 files signed by the key with SHA-256 {key}"
 
 
 @pytest.mark.usefixtures("release")
@@ -368,7 +369,7 @@ def test_a_signed_release_is_rehearsed_twice_and_audited(monkeypatch: pytest.Mon
         monkeypatch.setenv("HF_TOKEN", hub.token)
         found = audited("o/pico")
     assert found.failed == ()
-    assert signature_check(found).detail.startswith("5 files signed by the key with SHA-256")
+    assert signature_check(found).detail.startswith("7 files signed by the key with SHA-256")
 
 
 def one_variant(manifest: Path) -> None:
