@@ -3,7 +3,7 @@
 `publish verify` runs as a process of its own, from no answers to verification.json; its resident memory is looked at
 every 20 ms. Then the answers of base + adapter are removed and it runs again: now it loads that model alone. What both
 models in one run take beyond one is the last column. The second pair is wide, so that its weights are most of what the
-process holds. Seconds are this machine's; the requests are short (some 60 to 90 tokens).
+process holds. Seconds are this machine's; the requests are short (some 160 to 210 tokens).
 """
 
 import argparse
@@ -79,13 +79,17 @@ def _publish(folder: Path, *arguments: str) -> Measured:
     start, peak = time.monotonic(), 0
     command = [sys.executable, "-m", "publisher", *arguments, "--device", "cpu"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
+    log = folder / "log.txt"
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said) as process,
+    ):
         watched = psutil.Process(process.pid)
         while process.poll() is None:
             peak = max(peak, watched.memory_info().rss)
             time.sleep(0.02)
     if process.returncode:
-        raise SystemExit(f"publish {' '.join(arguments)} failed")
+        raise SystemExit(f"publish {' '.join(arguments)} failed:\n{log.read_text(encoding='utf-8')}")
     return Measured(time.monotonic() - start, peak)
 
 
