@@ -460,7 +460,7 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (not_a_number_as_a_figure, ["evidence /", "figures /"], "not JSON compliant"),
     (
         impossible_module,
-        ["figures /", "recorded tensors /", "singular values /", "pictures /", "card"],
+        ["figures /", "recorded tensors /", "singular values /", "pictures /"],
         "ZeroDivisionError",
     ),
     (no_modules, ["figures /", "recorded tensors /", "loading /", "pictures /", "card"], "lists no module"),
@@ -494,7 +494,7 @@ def test_what_was_tampered_with_is_found_and_named(
 ) -> None:
     tamper(release)
     found = failures(audited(release))
-    assert sorted(found) == sorted(expected)
+    assert sorted(found) == sorted(expected), found
     assert words in found[expected[0]]
 
 
@@ -708,7 +708,7 @@ def test_faults_of_a_foreign_adapter_are_found_and_named(
 ) -> None:
     tamper(foreign)
     found = failures(audited(foreign))
-    assert sorted(found) == sorted(expected)
+    assert sorted(found) == sorted(expected), found
     assert words in found[expected[0]]
 
 
