@@ -6,7 +6,7 @@ the width of the terminal.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from publisher.artefacts import CARD
 from publisher.progress import Progress
-from publisher.records import Audit, CommitPlan, Outcome, PushOutcome, Signing, Spread, VariantOutcome
+from publisher.records import Audit, CommitPlan, LoaderVerdict, Outcome, PushOutcome, Signing, Spread, VariantOutcome
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
@@ -62,6 +62,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     for variant in told:
         _show_approximation(variant, console)
         _show_validation(variant, console)
+        _show_loaders(variant, console)
     _show_verifications(told, console)
     for variant in outcome.variants:
         if variant.reused:
@@ -140,6 +141,17 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
     _say(text, console)
 
 
+def _show_loaders(variant: VariantOutcome, console: Console) -> None:
+    if variant.loaders:
+        taken, rest = ([one for one in variant.loaders if (one.loads == "yes") is well] for well in (True, False))
+        text = f"{variant.label}: loads with {', '.join(map(_named, taken)) or 'none of the loaders'}"
+        _say(f"{text}; not with {', '.join(one.loader for one in rest)}" if rest else text, console)
+
+
+def _named(verdict: LoaderVerdict) -> str:
+    return f"{verdict.loader} ({' '.join(verdict.flags)})" if verdict.flags else verdict.loader
+
+
 def _show_signature(signature: Signing | None, console: Console) -> None:
     if signature is not None:
         why = f"; {signature.why}" if signature.why else ""
@@ -185,6 +197,29 @@ def show_plan(plan: CommitPlan, console: Console) -> None:
             (operation.sha256 or "")[:12],
         )
     console.print(table)
+
+
+_LOADS = {"yes": "green", "no": "red", "wrongly": "bold red", "not told": "yellow"}
+
+
+def show_compat(judged: Mapping[str, Sequence[LoaderVerdict]], console: Console) -> None:
+    """The table of loaders for each adapter, then what speaks against one, and what helps."""
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    for label, verdicts in judged.items():
+        _say(label, console)
+        table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
+        for heading in ("loader", "rules of", "by", "loads", "scale", "flags"):
+            table.add_column(heading, no_wrap=heading in {"loader", "loads", "scale"})
+        for one in verdicts:
+            loads = Text(one.loads, _LOADS[one.loads])
+            table.add_row(one.loader, one.version, one.basis, loads, one.scale, Text(" ".join(one.flags)))
+        console.print(table)
+        for one in verdicts:
+            for found in one.findings:
+                _say(f"{one.loader}: {found.what}\n  {found.remedy}", console)
+            for note in one.notes:
+                _say(f"{one.loader}: {note}", console)
 
 
 _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}

@@ -5,10 +5,11 @@
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
 everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
 result is reused, also on another machine: extraction.json and validation.json state the device and the packages they
-were made with. DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
+were made with. What passed validation is tried on the loaders, and their verdicts are added to extraction.json.
+DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,8 @@ def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutco
         return untouched
     extraction, extract_held = _extraction(place, pair, progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
+    if validation is not None:
+        extraction = _loaders(place, lambda: pair.base.folder, validation=validation, progress=progress)
     verification, verify_held = _verification(place, pair, extraction=extraction, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
@@ -197,6 +200,7 @@ def _variant(variant: Variant, options: Run, progress: Progress) -> VariantOutco
         summary=extraction.summary,
         validation=validation,
         verification=verification,
+        loaders=extraction.loaders,
     )
 
 
@@ -247,13 +251,18 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         progress(f"{place.staged} is not reused: {lapse}")
         return None
     progress(f"{place.staged} holds; its checkpoints are not fetched")
+    from publisher.stages.readback import base_config
+
+    validation = Validation.read(place.work("validation.json"))
+    extraction = _loaders(place, lambda: base_config(variant), validation=validation, progress=progress)
     return VariantOutcome(
         path=variant.path,
         label=variant.label,
         reused=("extract", "validate", *(["verify"] if verifies else [])),
-        summary=Extraction.read(evidence).summary,
-        validation=Validation.read(place.work("validation.json")),
+        summary=extraction.summary,
+        validation=validation,
         verification=Verification.read(place.staged / VERIFICATION) if verifies else None,
+        loaders=extraction.loaders,
     )
 
 
@@ -342,6 +351,40 @@ def _validation_lapse(place: _Place) -> str:
     return _lapse(marker, validation_key(place.staged), folder=marker.parent)
 
 
+def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation, progress: Progress) -> Extraction:
+    """The extraction with the loaders' verdicts on the adapter that has passed this validation, also in its file.
+
+    `base` gives the folder with the base's config.json. Verdicts that are there hold as long as adapter and code do.
+    """
+    from publisher.compat import CODE, judge
+    from publisher.compat.subject import Base, read_subject
+
+    extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
+    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), code_digest(CODE)])
+    if extraction.loaders and place.options.first != "validate" and not _lapse(marker, key, folder=place.staged):
+        return extraction
+    progress(f"trying loaders on {place.variant.label}")
+    base_of = Base(base(), place.variant.model_class)
+    subject = read_subject(place.staged, base_of, subfolder=place.variant.folder)
+    judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
+    if judged != extraction:
+        _amend(place, judged)
+    _mark(marker, key, files=[])
+    return judged
+
+
+def _amend(place: _Place, extraction: Extraction) -> None:
+    """Write extraction.json anew for what no earlier stage rests on: the markers of those that held hold on."""
+    evidence, extract, validate = place.staged / EXTRACTION, place.work("extract.json"), place.work("validate.json")
+    held = Marker.read(extract) if extract.is_file() else None
+    if held is not None and _changed(held, place.staged):
+        held = None
+    extraction.write(evidence)
+    if held is not None:
+        _mark(extract, held.key, files=[place.staged / file.name for file in held.files])
+    _mark(validate, validation_key(place.staged), files=[place.work("validation.json")])
+
+
 def _verification(
     place: _Place, pair: _Pair, *, extraction: Extraction, progress: Progress
 ) -> tuple[Verification | None, bool]:
@@ -400,11 +443,18 @@ def _verification_key(place: _Place, requests: Sequence[RequestFile], *, progres
     from publisher.stages.verify import CODE
 
     variant, staged = place.variant, place.staged
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER)
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _local_content(variant.source) if variant.source.path else []
     fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
     return digest_of([files, settings, local, fp8, [file.content for file in requests], code_digest(CODE)])
+
+
+def _evidence_digest(evidence: Path) -> str:
+    """Of extraction.json but for the loaders' verdicts, which answers do not rest on."""
+    if not evidence.is_file():
+        return ""
+    return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
 
 
 def _local_content(reference: Reference) -> list[tuple[str, str]]:
@@ -431,10 +481,14 @@ def _lapse(marker: Path, key: str, *, folder: Path) -> str:
         found = Marker.read(marker)
     except FetchError as error:
         return error.found
-    changed = [file.name for file in found.files if not _is_as_left(folder / file.name, file.sha256)]
-    if changed:
+    if changed := _changed(found, folder):
         return f"{', '.join(changed)} changed since {marker} was written"
     return "" if found.key == key else f"{marker} was written for other files, settings or code"
+
+
+def _changed(marker: Marker, folder: Path) -> list[str]:
+    """The files of a stage that are not as it left them."""
+    return [file.name for file in marker.files if not _is_as_left(folder / file.name, file.sha256)]
 
 
 def _is_as_left(path: Path, digest: str) -> bool:
