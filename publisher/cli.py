@@ -422,6 +422,35 @@ def merge(*, as_json: bool, verbose: bool, manifest: Path, **options: Any) -> No
 
 
 @cli.command()
+@click.argument("adapter", required=False, type=click.Path(path_type=Path), metavar="[ADAPTER_DIR]")
+@_manifest
+@_variant
+@_dist
+@click.option("--base", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the base's config.json.")
+@click.option("--require", multiple=True, metavar="LOADER", help="Exit 1 unless this one loads it; may be repeated.")
+@_json
+@_verbose
+@click.pass_context
+def compat(context: click.Context, /, *, as_json: bool, verbose: bool, require: tuple[str, ...], **where: Any) -> None:
+    """Which loaders take the staged adapters, or the one in a folder; exit 1 if one would take it wrongly."""
+    from rich.console import Console
+
+    from publisher.compat.command import complaints, judged, to_json
+    from publisher.console import progress_on, show_compat
+
+    _quiet_libraries(verbose=verbose)
+    with progress_on(Console(stderr=True)) as progress:
+        found = judged(**where, progress=progress)
+    if as_json:
+        click.echo(to_json(found), nl=False)
+    else:
+        show_compat(found, Console())
+    if problems := complaints(found, require):
+        click.echo(f"error: {'; '.join(problems)}.", err=True)
+        context.exit(1)
+
+
+@cli.command()
 @click.argument("target", metavar="REPO[@REVISION]")
 @click.option("--deep", is_flag=True, help="Fetch source and base too, and work the figures out again.")
 @_device

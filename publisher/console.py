@@ -9,7 +9,7 @@ import os
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,7 @@ from publisher.records import (
     Audit,
     CommitPlan,
     Explained,
+    LoaderVerdict,
     Merged,
     Outcome,
     PushOutcome,
@@ -93,6 +94,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     for variant in told:
         _show_approximation(variant, console)
         _show_validation(variant, console)
+        _show_loaders(variant, console)
     _show_verifications(told, console)
     for variant in outcome.variants:
         if variant.reused:
@@ -183,6 +185,17 @@ def show_merged(done: Merged, console: Console) -> None:
         _say(f"{done.share:.2%} of the adapted weights are the released ones, bit for bit", console)
     for name in done.left_out:
         _say(f"as in the base, though the release differs: {name}", console)
+
+
+def _show_loaders(variant: VariantOutcome, console: Console) -> None:
+    if variant.loaders:
+        taken, rest = ([one for one in variant.loaders if (one.loads == "yes") is well] for well in (True, False))
+        text = f"{variant.label}: loads with {', '.join(map(_named, taken)) or 'none of the loaders'}"
+        _say(f"{text}; not with {', '.join(one.loader for one in rest)}" if rest else text, console)
+
+
+def _named(verdict: LoaderVerdict) -> str:
+    return f"{verdict.loader} ({' '.join(verdict.flags)})" if verdict.flags else verdict.loader
 
 
 def _show_signature(signature: Signing | None, console: Console) -> None:
@@ -297,6 +310,29 @@ def show_plan(plan: CommitPlan, console: Console) -> None:
         for operation in plan.operations
     ]
     _show_rows(rows, console)
+
+
+_LOADS = {"yes": "green", "no": "red", "wrongly": "bold red", "not told": "yellow"}
+
+
+def show_compat(judged: Mapping[str, Sequence[LoaderVerdict]], console: Console) -> None:
+    """The table of loaders for each adapter, then what speaks against one, and what helps."""
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    for label, verdicts in judged.items():
+        _say(label, console)
+        table = Table(box=box.SIMPLE, padding=(0, 1), collapse_padding=True)
+        for heading in ("loader", "rules of", "by", "loads", "scale", "flags"):
+            table.add_column(heading, no_wrap=heading in {"loader", "loads", "scale"})
+        for one in verdicts:
+            loads = Text(one.loads, _LOADS[one.loads])
+            table.add_row(one.loader, one.version, one.basis, loads, one.scale, Text(" ".join(one.flags)))
+        console.print(table)
+        for one in verdicts:
+            for found in one.findings:
+                _say(f"{one.loader}: {found.what}\n  {found.remedy}", console)
+            for note in one.notes:
+                _say(f"{one.loader}: {note}", console)
 
 
 _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}

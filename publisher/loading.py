@@ -74,7 +74,7 @@ def load_on_config(
             adapter altogether.
     """
     model = empty_model(model_class, configuration(config))
-    lost = _stand_in(model, shapes)
+    lost = stand_in(model, shapes)
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
     loaded, problems = load_adapter(model, adapter, low_cpu_mem_usage=True)
@@ -180,15 +180,15 @@ def _hub_arguments(adapter: Adapter) -> dict[str, str | None]:
     return {"subfolder": adapter.subfolder, "revision": adapter.revision}
 
 
-def _stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+def stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it.
 
     Returns the names that are no linear modules of this model.
     """
     there = dict(model.named_modules())
     lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
-    for name, shape in shapes.items() if not lost else ():
-        there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shape), requires_grad=False)
+    for name in shapes.keys() - set(lost):
+        there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shapes[name]), requires_grad=False)
     return lost
 
 

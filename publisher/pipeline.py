@@ -5,10 +5,11 @@
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
 everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
 result is reused, also on another machine: extraction.json and validation.json state the device and the packages they
-were made with. DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
+were made with. What passed validation is tried on the loaders, and their verdicts are added to extraction.json.
+DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -231,6 +232,8 @@ def _variant(place: _Place, progress: Progress) -> VariantOutcome:
         return untouched
     extraction, extract_held = _extraction(place, pair, progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
+    if validation is not None:
+        extraction = _loaders(place, lambda: pair.base.folder, validation=validation, progress=progress)
     verification, verify_held = _verification(place, pair, extraction=extraction, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
@@ -240,6 +243,7 @@ def _variant(place: _Place, progress: Progress) -> VariantOutcome:
         summary=extraction.summary,
         validation=validation,
         verification=verification,
+        loaders=extraction.loaders,
     )
 
 
@@ -261,13 +265,18 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         progress(f"{place.staged} is not reused: {lapse}")
         return None
     progress(f"{place.staged} holds; its checkpoints are not fetched")
+    from publisher.stages.readback import base_config
+
+    validation = Validation.read(place.work("validation.json"))
+    extraction = _loaders(place, lambda: base_config(variant), validation=validation, progress=progress)
     return VariantOutcome(
         path=variant.path,
         label=variant.label,
         reused=("extract", "validate", *(["verify"] if place.verifies else [])),
-        summary=Extraction.read(evidence).summary,
-        validation=Validation.read(place.work("validation.json")),
+        summary=extraction.summary,
+        validation=validation,
         verification=Verification.read(place.staged / VERIFICATION) if place.verifies else None,
+        loaders=extraction.loaders,
     )
 
 
@@ -364,7 +373,7 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     exports = (name for names in EXPORTS.values() for name in names)
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL, *exports)
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER, RESIDUAL, *exports)]
     return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 
@@ -375,6 +384,38 @@ def _digests(folder: Path, *names: str) -> list[str]:
 def _validation_lapse(place: _Place) -> str:
     marker = place.work("validate.json")
     return _lapse(marker, validation_key(place.staged), folder=marker.parent)
+
+
+def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation, progress: Progress) -> Extraction:
+    """The extraction with the loaders' verdicts on the adapter that has passed this validation, also in its file.
+
+    `base` gives the folder with the base's config.json. Verdicts that are there hold as long as adapter and code do.
+    """
+    from publisher.compat import CODE, judge
+    from publisher.compat.subject import Base, read_subject
+
+    extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
+    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), code_digest(CODE)])
+    if extraction.loaders and place.options.first != "validate" and not _lapse(marker, key, folder=place.staged):
+        return extraction
+    progress(f"trying loaders on {place.variant.label}")
+    base_of = Base(base(), place.variant.model_class)
+    subject = read_subject(place.staged, base_of, subfolder=place.variant.folder)
+    judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
+    if judged != extraction:
+        _amend(place, judged)
+    _mark(marker, key, folder=place.staged, files=[place.staged / EXTRACTION])
+    return judged
+
+
+def _amend(place: _Place, extraction: Extraction) -> None:
+    """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
+    evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
+    held = Marker.read(marker) if marker.is_file() else None
+    holds = held is not None and not _changed(held, place.staged)
+    extraction.write(evidence)
+    if held is not None and holds:
+        _mark(marker, held.key, folder=place.staged, files=[place.staged / file.name for file in held.files])
 
 
 def _verification(
@@ -431,11 +472,19 @@ def _verification_key(place: _Place, progress: Progress) -> str:
     from publisher.tensors import companions_digest
 
     variant, staged = place.variant, place.staged
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER)
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = companions_digest(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
     return digest_of([files, settings, local, fp8, [file.content for file in place.requests], code_digest(CODE)])
+
+
+def _evidence_digest(evidence: Path) -> str:
+    """Of extraction.json but for the loaders' verdicts, which neither validation nor answers rest on."""
+    try:
+        return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
+    except FetchError:
+        return sha256_of(evidence) if evidence.is_file() else ""
 
 
 def _local_revision(reference: Reference, options: Run, progress: Progress) -> str:
@@ -454,10 +503,14 @@ def _lapse(marker: Path, key: str, *, folder: Path) -> str:
         found = Marker.read(marker)
     except FetchError as error:
         return error.found
-    changed = [file.name for file in found.files if not _is_as_left(folder / file.name, file.sha256)]
-    if changed:
+    if changed := _changed(found, folder):
         return f"{', '.join(changed)} changed since {marker} was written"
     return "" if found.key == key else f"{marker} was written for other files, settings or code"
+
+
+def _changed(marker: Marker, folder: Path) -> list[str]:
+    """The files of a stage that are not as it left them."""
+    return [file.name for file in marker.files if not _is_as_left(folder / file.name, file.sha256)]
 
 
 def _is_as_left(path: Path, digest: str) -> bool:
@@ -556,7 +609,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 
     Where it was judged with other packages, those installed here look at it too, as far as no weights are needed.
     """
-    if lapse := _validation_lapse(place):
+    if lapse := _validation_lapse(place) or _edited(place):
         raise PushError(
             f"{place.staged} has not passed validation as it is now: {lapse}",
             expected="a validation of these very files",
@@ -570,6 +623,13 @@ def _require_validated(place: _Place, progress: Progress) -> None:
     extraction = Extraction.read(place.staged / EXTRACTION)
     base = Snapshot(checkpoint=extraction.base, folder=readback.base_config(place.variant))
     validate.require_structure(place.variant, extraction, base=base, staged=place.staged)
+
+
+def _edited(place: _Place) -> str:
+    """Whether extraction.json was changed after the loaders' verdicts were added to it."""
+    marker = place.work("loaders.json")
+    changed = marker.is_file() and _changed(Marker.read(marker), place.staged)
+    return f"{EXTRACTION} changed since {marker} was written" if changed else ""
 
 
 def _require_verified(place: _Place, progress: Progress) -> None:

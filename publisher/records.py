@@ -6,9 +6,17 @@ a record.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
 from publisher.errors import FetchError
@@ -374,8 +382,72 @@ class Tools(Record):
     packages: dict[str, str]
 
 
+LoaderName = Literal["PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX"]
+Basis = Literal["executed", "reader executed", "read"]
+FindingKind = Literal[
+    "missing module",
+    "missing tensor",
+    "other format",
+    "rank limit",
+    "refused field",
+    "refused tensor",
+    "silent no-op",
+    "unreadable",
+    "unsupported model",
+    "wrong scale",
+]
+
+
+class LoaderFinding(Record):
+    """What keeps a loader from using an adapter as it is meant.
+
+    Attributes:
+        kind: of what sort it is.
+        what: the same in words.
+        modules: how many modules or tensors it concerns; 0 where it is the adapter as a whole.
+        silent: the loader goes on without an error, at most with a line in a log.
+        remedy: what helps.
+    """
+
+    kind: FindingKind
+    what: str
+    modules: int
+    silent: bool
+    remedy: str
+
+
+class LoaderVerdict(Record):
+    """Whether a loader takes an adapter.
+
+    Attributes:
+        loader: which.
+        version: whose rules were followed.
+        basis: `executed`: the loader was run, without weights of the base; `reader executed`: its reader of
+            adapter_config.json was, and the rest was read; `read`: its source was.
+        loads: `wrongly`: without an error, but not as it is meant; `not told`: nothing speaks against it, and the
+            rules that were read do not cover this model.
+        scale: of the modules; `none` where the loader does not come as far.
+        flags: what it takes to load it there.
+        findings: what speaks against it; none where it loads.
+        notes: when it would be otherwise.
+    """
+
+    loader: LoaderName
+    version: str
+    basis: Basis
+    loads: Literal["yes", "no", "wrongly", "not told"]
+    scale: Literal["right", "wrong", "none", "not told"]
+    flags: tuple[str, ...]
+    findings: tuple[LoaderFinding, ...]
+    notes: tuple[str, ...]
+
+
 class Extraction(Record):
-    """extraction.json: one per variant, beside its adapter."""
+    """extraction.json: one per variant, beside its adapter.
+
+    `loaders` is added once the adapter has passed validation. It is absent before, and in releases from before there
+    was such a thing: an empty one is not written.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     path: str
@@ -386,6 +458,12 @@ class Extraction(Record):
     tools: Tools
     summary: ExtractionSummary
     modules: tuple[ModuleExtraction, ...]
+    loaders: tuple[LoaderVerdict, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return fields if self.loaders else {name: value for name, value in fields.items() if name != "loaders"}
 
 
 # --- validate -----------------------------------------------------------------------------------------------
@@ -713,6 +791,7 @@ class VariantOutcome(Record):
     summary: ExtractionSummary | None
     validation: Validation | None
     verification: Verification | None
+    loaders: tuple[LoaderVerdict, ...] = ()
 
 
 class Signing(Record):

@@ -54,6 +54,8 @@ STAND_INS = {
     "MODULE": "layers.47.self_attn.v_proj",
     "--source DIR_OR_REPO": "--source demo/clef-flash",
     "--base DIR_OR_REPO": "--base o/clef-flash-base",
+    "ADAPTER_DIR": "dist/demo",
+    "--base DIR": "--base demo/clef-base",
 }
 # these publish or read what only a manifest of Hub checkpoints has
 OF_THE_HUB = ("--tag", "--from-hub", "--pr", "--stream", "--from card")

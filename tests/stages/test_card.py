@@ -37,6 +37,8 @@ from publisher.records import (
     Fp8Verification,
     LeftOut,
     Limits,
+    LoaderFinding,
+    LoaderVerdict,
     ModuleExtraction,
     RankCount,
     Record,
@@ -152,6 +154,23 @@ def known(reference: Reference) -> Checkpoint:
     return Checkpoint(kind="local", name=name, revision=f"{len(name):02d}ab" * 16, files=files)
 
 
+def loader(name: Any, **fields: Any) -> LoaderVerdict:
+    plain: dict[str, Any] = {"version": "0.9.1", "basis": "read", "loads": "yes", "scale": "right"}
+    return LoaderVerdict(**{"loader": name, "flags": (), "findings": (), "notes": (), **plain, **fields})
+
+
+def loaders(rank: int, narrow: int) -> tuple[LoaderVerdict, ...]:
+    what = f"{narrow} modules at {rank / narrow:.3g} times the scale: one alpha for all"
+    wrong = LoaderFinding(kind="wrong scale", what=what, modules=narrow, silent=True, remedy="layout: uniform")
+    other = LoaderFinding(kind="other format", what="it is no PEFT", modules=0, silent=False, remedy="convert")
+    return (
+        loader("PEFT", version="0.21.9", basis="executed", notes=("on Qwen3_5ForCausalLM it is refused",)),
+        loader("vLLM", flags=("--enable-lora", f"--max-lora-rank {rank}")),
+        loader("llama.cpp", version="0b03adaa", loads="wrongly", scale="wrong", findings=(wrong,)),
+        loader("MLX", loads="no", scale="none", findings=(other,)),
+    )
+
+
 def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
     first, last = (int(layer) for layer in str(variant.expect.layers).split("-"))
     found = modules(range(first, last + 1), rank=rank, narrow=narrow)
@@ -168,6 +187,7 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
         ),
         summary=summary(found, layers=f"{first}-{last}", total=last + 1),
         modules=found,
+        loaders=loaders(rank, narrow),
     )
 
 
@@ -285,7 +305,7 @@ def test_every_table_of_the_rendered_page_is_whole(case: tuple[Manifest, tuple[E
         {"tr_open": "\n", "th_open": "h", "td_open": "d", "table_open": "\n"}.get(t.type, "") for t in tokens
     )
     tables = [table.split("\n") for table in rows.strip().split("\n\n")]
-    assert len(tables) == (10 if case[1][0].verification else 2)
+    assert len(tables) == (11 if case[1][0].verification else 3)
     assert all(len({len(row) for row in table}) == 1 for table in tables)
     prose = [t.content for t in tokens if t.type == "inline" and "|" in t.content]
     assert not prose, "a table row fell out of its table"
@@ -482,6 +502,36 @@ def test_a_module_carried_whole_is_named_with_its_share_and_who_refuses_it() -> 
     )
     assert "vLLM refuses an adapter that has them" in card
     assert "is equal in both, but for those named below." in card
+
+
+def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() -> None:
+    card = render(*clef())
+    flags = "yes, with `--enable-lora --max-lora-rank 256`; scale right"
+    assert f"| vLLM | 0.9.1, read | {flags} | {flags} |\n" in card
+    assert "| llama.cpp | 0b03adaa, read | wrongly; scale wrong | wrongly; scale wrong |\n" in card
+    assert "| MLX | 0.9.1, read | no | no |\n" in card
+    assert "- Clef (27B), llama.cpp: 48 modules at 5.33 times the scale: one alpha for all.\n" in card
+    assert "- Clef (27B), PEFT: on Qwen3_5ForCausalLM it is refused.\n" in card
+
+
+def test_a_variant_without_verdicts_has_no_column_and_a_card_without_any_no_table() -> None:
+    manifest, (first, second) = clef()
+    old = Evidence(second.variant, second.extraction.model_copy(update={"loaders": ()}), None)
+    one = render(manifest, (first, old))
+    assert "| Loader | Rules of | Clef (27B) |\n" in one
+    bare = Evidence(first.variant, first.extraction.model_copy(update={"loaders": ()}), first.verification)
+    assert "Loads with" not in render(manifest, (bare, old))
+
+
+def test_adapters_that_load_everywhere_have_nothing_in_their_way() -> None:
+    manifest, evidence = demo()
+    fine = tuple(
+        Evidence(e.variant, e.extraction.model_copy(update={"loaders": (loader("PEFT"), loader("vLLM"))}), None)
+        for e in evidence
+    )
+    card = render(manifest, fine)
+    assert "### Loads with" in card
+    assert "<details>" not in card
 
 
 def test_an_approximation_is_called_one_with_the_share_of_the_update_it_holds() -> None:

@@ -1,0 +1,80 @@
+"""Findings and verdicts: how what is known of a loader becomes one line of a table.
+
+A loader that refuses is honest; one that goes on with something else than was meant is not, and only that is called
+`wrongly`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from publisher.compat.subject import Subject
+from publisher.errors import counted
+from publisher.records import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
+
+MERGED = "serve merged weights"
+UNIFORM = "set adapter.layout: uniform in the manifest, which pads every module to one rank"
+_CLOSE = 1e-6
+
+
+def finding(
+    kind: FindingKind, what: str, *, remedy: str = MERGED, modules: int = 0, silent: bool = False
+) -> LoaderFinding:
+    """One finding; `modules` is 0 where it is the adapter as a whole."""
+    return LoaderFinding(kind=kind, what=what, modules=modules, silent=silent, remedy=remedy)
+
+
+def wrong_scales(subject: Subject, rule: Callable[[str], float], *, why: str, remedy: str) -> list[LoaderFinding]:
+    """The modules whose scale by this loader's rule is another than the one that is meant."""
+    factors = Counter(f"{times:.3g}" for name in subject.pairs if _differs(times := _times(subject, rule, name)))
+    if not factors:
+        return []
+    told = ", ".join(f"{counted(number, 'module')} at {times} times the scale" for times, number in factors.items())
+    return [finding("wrong scale", f"{told}: {why}", modules=factors.total(), silent=True, remedy=remedy)]
+
+
+def _times(subject: Subject, rule: Callable[[str], float], name: str) -> float:
+    meant = subject.scale(name)
+    return rule(name) / meant if meant else math.nan
+
+
+def _differs(times: float) -> bool:
+    return not math.isclose(times, 1.0, rel_tol=_CLOSE)  # NaN too
+
+
+def halves(subject: Subject) -> list[LoaderFinding]:
+    """Modules of which one factor is missing."""
+    lone = [name for name, pair in subject.pairs.items() if pair.a is None or pair.b is None]
+    what = f"one of the two factors is missing in {counted(len(lone), 'module')}"
+    return [finding("missing tensor", what, modules=len(lone), remedy="extract the adapter again")] if lone else []
+
+
+def verdict(
+    loader: LoaderName,
+    version: str,
+    *,
+    basis: Basis,
+    findings: Iterable[LoaderFinding],
+    flags: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    unknown: str = "",
+) -> LoaderVerdict:
+    """The verdict that follows from the findings; `unknown` says why there can be none where nothing was found."""
+    found = tuple(findings)
+    loads = "no" if any(not one.silent for one in found) else "wrongly" if found else "not told" if unknown else "yes"
+    scale = "wrong" if any(one.kind == "wrong scale" for one in found) else "none" if _unread(found) else "right"
+    return LoaderVerdict(
+        loader=loader,
+        version=version,
+        basis=basis,
+        loads=loads,
+        scale="not told" if unknown and scale == "right" else scale,
+        flags=tuple(flags) if loads in {"yes", "wrongly", "not told"} else (),
+        findings=found,
+        notes=tuple(filter(None, (*notes, unknown))),
+    )
+
+
+def _unread(found: Sequence[LoaderFinding]) -> bool:
+    """The loader does not come as far as a scale."""
+    return any(one.kind in {"other format", "unreadable", "silent no-op"} for one in found)

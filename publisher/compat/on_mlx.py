@@ -1,0 +1,16 @@
+"""MLX: rules read in mlx-lm's wheel, 0.32.2. It has a format of its own, and says so when it meets another."""
+
+from publisher.compat.finding import MERGED, finding, verdict
+from publisher.compat.subject import Subject
+from publisher.records import LoaderVerdict
+
+READ = "mlx-lm 0.32.2"
+WEIGHTS = "adapters.safetensors"
+
+
+def judge(subject: Subject) -> LoaderVerdict:
+    """The verdict: PEFT's files are not MLX's, whatever they hold."""
+    lacking = [name for name in ("num_layers", "lora_parameters") if name not in subject.config]
+    what = f"it looks for {WEIGHTS}" + (f", and for {' and '.join(lacking)} in adapter_config.json" if lacking else "")
+    remedy = f"convert it to MLX's own format, where the factors are transposed and the scale is a number, or {MERGED}"
+    return verdict("MLX", READ, basis="read", findings=[finding("other format", what, remedy=remedy)])

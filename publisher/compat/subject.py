@@ -1,0 +1,174 @@
+"""What is judged: an adapter's configuration and the header of its tensors, and what is known of its base.
+
+The weights are not needed, of the adapter as little as of the base: the base's class is built on the meta device
+from config.json. Refused are a folder that holds no adapter, and a base whose class transformers does not have.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from publisher.adapter import KEY_PREFIX
+from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
+from publisher.errors import FetchError, ValidationError
+from publisher.structure import Structure, structure_of
+from publisher.tensors import TensorHeader, file_headers, read_config, read_json
+
+_HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The shapes of a module's two factors: A is (rank, in), B (out, rank); None for a half that is missing."""
+
+    a: tuple[int, ...] | None
+    b: tuple[int, ...] | None
+
+    @property
+    def rank(self) -> int:
+        """By the tensors, not by the configuration."""
+        return self.b[-1] if self.b else self.a[0] if self.a else 0
+
+
+@dataclass(frozen=True)
+class Base:
+    """What is known of the base: config.json in its folder, and the class that the adapter is for."""
+
+    folder: Path
+    model_class: str
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its config.json."""
+        return read_config(self.folder)
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The modules of the class."""
+        return structure_of(self.model_class, self.folder)
+
+    @property
+    def architecture(self) -> str:
+        """The class that other loaders go by."""
+        return next(iter(self.config.get("architectures") or ()), self.model_class)
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The settings of the language model."""
+        inner = self.config.get("text_config")
+        return inner if isinstance(inner, dict) else self.config
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An adapter and its base.
+
+    Attributes:
+        folder: where the adapter's two files are.
+        config: adapter_config.json.
+        headers: of every tensor of adapter_model.safetensors.
+        base: its base.
+        unscaled: an extraction.json beside it says that the scale is 1 in every module, whatever the configuration.
+        subfolder: where it is in its repository; empty at the root.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    headers: Mapping[str, TensorHeader]
+    base: Base
+    unscaled: bool = False
+    subfolder: str = ""
+
+    @cached_property
+    def pairs(self) -> dict[str, Pair]:
+        """The factors by module, for every tensor that is called lora_A or lora_B, whatever stands before it."""
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for key, header in self.headers.items():
+            if match := _HALF.fullmatch(key):
+                found.setdefault(match[1].removeprefix(KEY_PREFIX), {})[match[2]] = header.shape
+        return {name: Pair(halves.get("A"), halves.get("B")) for name, halves in found.items()}
+
+    @property
+    def named(self) -> list[str]:
+        """The factors whose key holds the adapter's name, as PEFT never writes it to a file."""
+        return [key for key in self.headers if _HALF.fullmatch(key) and ".default." in key]
+
+    @property
+    def beyond(self) -> list[str]:
+        """The modules in layers that the base lacks."""
+        layers = self.base.text.get("num_hidden_layers")
+        found = {name: _LAYER.search(f".{name}") for name in self.pairs}
+        return [name for name, match in found.items() if match and isinstance(layers, int) and int(match[1]) >= layers]
+
+    @property
+    def others(self) -> list[str]:
+        """The tensors that are no factor of a module."""
+        return [key for key in self.headers if not _HALF.fullmatch(key)]
+
+    @property
+    def rank(self) -> int:
+        """The largest, by configuration and tensors."""
+        named = [self.config.get("r"), *(self.config.get("rank_pattern") or {}).values()]
+        return max([*(int(rank) for rank in named if _is_number(rank)), *(pair.rank for pair in self.pairs.values())])
+
+    def scale_by_peft(self, name: str) -> float:
+        """PEFT's rule, which the format belongs to: alpha / r, or alpha / sqrt(r), with the patterns of both."""
+        rank = pattern(self.config.get("rank_pattern"), name, self.config.get("r"))
+        alpha = pattern(self.config.get("alpha_pattern"), name, self.config.get("lora_alpha"))
+        if not (_is_number(rank) and _is_number(alpha) and rank > 0):
+            return math.nan
+        return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+
+    def scale(self, name: str) -> float:
+        """The one that is meant."""
+        return 1.0 if self.unscaled else self.scale_by_peft(name)
+
+
+def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
+    """The adapter in this folder.
+
+    Raises:
+        FetchError: its files are missing or cannot be read, or hold no factors.
+    """
+    unscaled = (folder / EXTRACTION).is_file()
+    config, headers = read_json(folder / CONFIG), file_headers(folder / ADAPTER)
+    subject = Subject(folder, config, headers, base, unscaled, subfolder)
+    if not subject.pairs:
+        raise FetchError(f"{folder / ADAPTER} holds no lora_A and no lora_B", expected="a LoRA adapter of PEFT")
+    return subject
+
+
+def class_for(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """The class that an adapter without a manifest is for: as its configuration says, or as the base was saved.
+
+    Raises:
+        ValidationError: transformers has none of them.
+    """
+    import transformers
+
+    named = [(config.get("auto_mapping") or {}).get("base_model_class"), *(base.get("architectures") or ())]
+    known = [name for name in named if isinstance(name, str) and hasattr(transformers, name)]
+    if not known:
+        raise ValidationError(
+            f"transformers {transformers.__version__} has no class {' or '.join(map(str, filter(None, named)))}",
+            expected="a base whose config.json names a class of transformers",
+            next_step="pip install --upgrade transformers, or name the base's folder with --base",
+        )
+    return known[0]
+
+
+def pattern(patterns: object, name: str, default: Any) -> Any:
+    """The value of the first pattern that the module's name ends in, at a dot, as PEFT matches them."""
+    for key, value in patterns.items() if isinstance(patterns, dict) else ():
+        if re.match(rf"(.*\.)?({key})$", name):
+            return value
+    return default
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

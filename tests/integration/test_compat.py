@@ -1,0 +1,193 @@
+"""`publish compat`, and the verdicts that a run adds to extraction.json."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from publisher.cli import cli
+from publisher.errors import FetchError, HubError, ManifestError
+from publisher.pipeline import Run, _evidence_digest, rendered_card, run
+from publisher.progress import silent
+from publisher.records import Extraction, Outcome
+from tests.manifests import one_variant
+
+Staging = Callable[[Path, dict[str, str], str], Path]
+MANIFEST, STAGED, WORK = Path("pico.yaml"), Path("dist/pico"), Path("dist/pico.work")
+EVERY = ["PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX"]
+
+
+@pytest.fixture(autouse=True)
+def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pico_pairs: Path, pico_release: Path) -> None:
+    """A copy of the pico release, extracted but not validated, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pico_release.parent, "dist")
+    shutil.copy(pico_release.parents[1] / MANIFEST, MANIFEST)
+    Path("pairs").symlink_to(pico_pairs)
+
+
+def rerun(**options: Any) -> Outcome:
+    return run(Run(MANIFEST, Path("dist"), device="cpu", **{"last": "card"} | options), silent)
+
+
+def compat(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["compat", *arguments])
+
+
+def content() -> dict[str, bytes]:
+    return {path.relative_to(STAGED).as_posix(): path.read_bytes() for path in STAGED.rglob("*") if path.is_file()}
+
+
+def evidence(folder: str = "") -> Extraction:
+    return Extraction.read(STAGED / folder / "extraction.json")
+
+
+# --- in a run -------------------------------------------------------------------------------------------------
+
+
+def test_what_passed_validation_has_its_loaders_in_extraction_json_and_on_the_card() -> None:
+    assert not evidence().loaders
+    outcome = rerun()
+    assert [one.loader for one in evidence().loaders] == EVERY
+    assert outcome.variants[0].loaders == evidence().loaders
+    card = (STAGED / "README.md").read_text()
+    assert "\n### Loads with\n" in card
+    assert "| llama.cpp | commits 0b03adaa, 0650ea8c, read | wrongly, with `convert_lora_to_gguf.py " in card
+    assert "\n- Pico two, vLLM: it takes no subfolder of a repository: download small/ and name" in card
+
+
+def test_no_path_of_this_machine_is_in_a_verdict() -> None:
+    rerun()
+    text = json.dumps([one.model_dump() for folder in ("", "small") for one in evidence(folder).loaders])
+    assert str(Path.cwd()) not in text
+    assert "pairs/" not in text
+
+
+def test_a_second_run_reuses_them_with_the_same_bytes() -> None:
+    rerun()
+    before = content()
+    again = rerun()
+    assert all(variant.reused == ("extract", "validate") for variant in again.variants)
+    assert content() == before
+
+
+def test_lost_verdicts_are_given_again_without_extracting_or_validating_again() -> None:
+    rerun()
+    before = content()
+    for marker in WORK.rglob("loaders.json"):
+        marker.unlink()
+    again = rerun()
+    assert all(variant.reused == ("extract", "validate") for variant in again.variants)
+    assert content() == before
+
+
+def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    rerun()
+    monkeypatch.setattr("publisher.compat.on_mlx.READ", "mlx-lm 9.9")
+    monkeypatch.setattr("publisher.compat.CODE", ("compat/on_mlx.py",))
+    again = rerun()
+    assert again.variants[0].reused == ("extract", "validate")
+    assert evidence().loaders[-1].version == "mlx-lm 9.9"
+    assert rerun().variants[0].reused == ("extract", "validate"), "and the new bytes are the ones that hold"
+
+
+def test_an_edited_verdict_is_no_result_that_holds() -> None:
+    rerun()
+    file = STAGED / "extraction.json"
+    file.write_text(file.read_text().replace('"loads": "wrongly"', '"loads": "yes"'))
+    rerun()
+    assert "wrongly" in {one.loads for one in evidence().loaders}
+
+
+def test_a_verification_rests_on_all_of_extraction_json_but_the_loaders() -> None:
+    file = STAGED / "extraction.json"
+    before = _evidence_digest(file)
+    rerun(last="validate")
+    assert _evidence_digest(file) == before
+    made = evidence()
+    made.model_copy(update={"label": "Another"}).write(file)
+    assert _evidence_digest(file) != before
+
+
+def test_a_record_from_before_there_were_verdicts_is_read_written_and_rendered_as_it_was() -> None:
+    file = STAGED / "extraction.json"
+    assert b"loaders" not in file.read_bytes()
+    assert evidence().to_json().encode() == file.read_bytes()
+    from publisher.manifest import load_manifest
+
+    card = rendered_card(load_manifest(MANIFEST), Run(MANIFEST, Path("dist")))
+    assert "Loads with" not in card
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_loaders_findings_and_what_helps_and_fails_where_one_would_be_wrong() -> None:
+    done = compat("--manifest", "pico.yaml", "--variant", "small")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "error: Pico two loads wrongly with llama.cpp."
+    assert "Pico one" not in done.stdout
+    assert "llama.cpp: 4 modules at 1.5 times the scale: llama.cpp divides one alpha by each tensor's" in done.stdout
+    assert "\n  set adapter.layout: uniform in the manifest, which pads every module to one rank\n" in done.stdout
+    assert "vLLM: it takes no subfolder of a repository" in done.stdout
+
+
+def test_a_uniform_layout_is_right_everywhere(tmp_path: Path) -> None:
+    card = {"title": "Pico", "summary": "One."}
+    adapter = {"method": "svd", "rank": "auto", "dtype": "bfloat16", "layout": "uniform", "task_type": "CAUSAL_LM"}
+    text = one_variant("o/pico", label="Pico", source="pairs/one", base="pairs/base", card=card, adapter=adapter)
+    Path("even.yaml").write_text(text)
+    run(Run(Path("even.yaml"), Path("dist"), device="cpu", last="validate"), silent)
+    done = compat("-m", "even.yaml", "--json", "--require", "vLLM", "--require", "llama.cpp")
+    assert done.exit_code == 0
+    found = {one["loader"]: one for one in json.loads(done.stdout)["Pico"]}
+    assert {name: one["loads"] for name, one in found.items()} == dict.fromkeys(EVERY, "yes") | {"MLX": "no"}
+    assert found["vLLM"]["flags"] == ["--enable-lora"]
+    assert compat(str(tmp_path / "dist/even"), "--base", "pairs/base").exit_code == 0
+    failed = compat("-m", "even.yaml", "--require", "MLX")
+    assert (failed.exit_code, failed.stderr.splitlines()[-1]) == (1, "error: Pico does not load with MLX.")
+
+
+def test_a_folder_of_any_adapter_is_judged_on_the_base_that_it_names() -> None:
+    config = STAGED / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "pairs/base"}))
+    done = compat("dist/pico", "--json")
+    assert [one["loader"] for one in json.loads(done.stdout)["dist/pico"]] == EVERY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "give an adapter's folder or --manifest M, one of the two"),
+        (("dist/pico", "-m", "pico.yaml"), "give an adapter's folder or --manifest M, one of the two"),
+        (("-m", "pico.yaml", "--variant", "large"), "the manifest has no variant at large/"),
+        (("-m", "pico.yaml", "--require", "Ollama"), "--require Ollama: no such loader"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(arguments: tuple[str, ...], complaint: str) -> None:
+    done = compat(*arguments)
+    assert isinstance(done.exception, ManifestError)
+    assert str(done.exception).startswith(complaint)
+
+
+def test_what_is_not_there_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = compat("-m", "pico.yaml", "--dist", "elsewhere").exception
+    assert isinstance(missing, FetchError)
+    assert str(missing) == ("elsewhere/pico holds no adapter. Next: publish extract --manifest pico.yaml.")
+    config = STAGED / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    assert "names no base. Next: name the base's folder with --base" in str(compat("dist/pico").exception)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "no/where"}))
+    assert isinstance(compat("dist/pico").exception, HubError)
+
+
+def test_a_file_without_factors_is_no_adapter() -> None:
+    shutil.copy("pairs/base/model.safetensors", STAGED / "adapter_model.safetensors")
+    found = compat("dist/pico", "--base", "pairs/base").exception
+    assert isinstance(found, FetchError)
+    assert "holds no lora_A and no lora_B. Expected a LoRA adapter of PEFT" in str(found)
