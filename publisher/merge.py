@@ -217,7 +217,8 @@ def _require_room(place: Path, size: int) -> None:
 def _told(parts: Parts, shards: Mapping[str, Shard], *, request: Request) -> Merged:
     summary = parts.extraction.summary
     restored = summary.recovery.share if summary.recovery else summary.exact_share
-    share = None if request.fp8 else 1.0 if parts.sets_residual else restored
+    wide = any(parts.base[f"{module.name}.weight"].dtype == "F32" for module in parts.extraction.modules)
+    share = None if request.fp8 or wide else 1.0 if parts.sets_residual else restored
     return Merged(
         folder=str(request.out),
         shards=len(shards),

@@ -834,7 +834,7 @@ class Merged(Record):
         linears: weights with the adapter in them.
         carried: modules replaced whole.
         released: all adapted weights are the released ones in every bit, as extraction.json has it.
-        share: of the adapted weights' elements that are, as extraction.json has it; none where they are in FP8.
+        share: of the adapted weights' elements that are, likewise; none where they are in FP8 or float32.
         left_out: tensors in which the release differs from the base and this checkpoint does not.
     """
 

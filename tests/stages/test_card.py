@@ -534,6 +534,23 @@ def test_adapters_that_load_everywhere_have_nothing_in_their_way() -> None:
     assert "<details>" not in card
 
 
+def test_exports_are_named_with_their_size_and_the_way_to_load_them() -> None:
+    manifest, (first, second) = demo()
+    sizes = {"adapter_model.gguf": 2_771_234_567, "mlx/adapters.safetensors": 1_385_234_567}
+    sizes |= {"mlx/adapter_config.json": 512}
+    settings = second.extraction.settings.model_copy(update={"exports": ("gguf", "mlx")})
+    made = with_summary(second, exports=tuple(digest(name, octets) for name, octets in sizes.items()))
+    made = Evidence(made.variant, made.extraction.model_copy(update={"settings": settings}), None)
+    card = render(manifest, (first, made))
+    assert "for other loaders: `adapter_model.gguf` (2.77 GB), `mlx/adapters.safetensors` (1.39 GB)." in card
+    assert "Clef-flash in small in llama.cpp and mlx-lm, after `hf download demo/clef-lora" in card
+    assert card.count("--lora adapter/clef-flash/adapter_model.gguf") == 1
+    assert "--model demo/clef-flash-base --adapter-path adapter/clef-flash/mlx" in card
+    assert unexplained(card, manifest, (first, made)) == []
+    only = made.extraction.model_copy(update={"settings": settings.model_copy(update={"exports": ("mlx",)})})
+    assert "llama" not in render(manifest, (first, Evidence(made.variant, only, None)))
+
+
 def test_an_approximation_is_called_one_with_the_share_of_the_update_it_holds() -> None:
     manifest, (first, second) = clef()
     card = render(manifest, (with_summary(first, approximation=True, energy=0.912345), second))
