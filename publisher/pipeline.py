@@ -338,7 +338,7 @@ def validation_key(staged: Path) -> str:
 
     A file that is missing has no digest; to say so is the validation's business.
     """
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL)
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER, RESIDUAL)]
     return digest_of([files, code_digest(_VALIDATION_CODE)])
 
 
@@ -369,20 +369,18 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
     judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
     if judged != extraction:
         _amend(place, judged)
-    _mark(marker, key, files=[])
+    _mark(marker, key, files=[place.staged / EXTRACTION])
     return judged
 
 
 def _amend(place: _Place, extraction: Extraction) -> None:
-    """Write extraction.json anew for what no earlier stage rests on: the markers of those that held hold on."""
-    evidence, extract, validate = place.staged / EXTRACTION, place.work("extract.json"), place.work("validate.json")
-    held = Marker.read(extract) if extract.is_file() else None
-    if held is not None and _changed(held, place.staged):
-        held = None
+    """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
+    evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
+    held = Marker.read(marker) if marker.is_file() else None
+    holds = held is not None and not _changed(held, place.staged)
     extraction.write(evidence)
-    if held is not None:
-        _mark(extract, held.key, files=[place.staged / file.name for file in held.files])
-    _mark(validate, validation_key(place.staged), files=[place.work("validation.json")])
+    if held is not None and holds:
+        _mark(marker, held.key, files=[place.staged / file.name for file in held.files])
 
 
 def _verification(
@@ -451,10 +449,11 @@ def _verification_key(place: _Place, requests: Sequence[RequestFile], *, progres
 
 
 def _evidence_digest(evidence: Path) -> str:
-    """Of extraction.json but for the loaders' verdicts, which answers do not rest on."""
-    if not evidence.is_file():
-        return ""
-    return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
+    """Of extraction.json but for the loaders' verdicts, which neither validation nor answers rest on."""
+    try:
+        return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
+    except FetchError:
+        return sha256_of(evidence) if evidence.is_file() else ""
 
 
 def _local_content(reference: Reference) -> list[tuple[str, str]]:
@@ -579,7 +578,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 
     Where it was judged with other packages, those installed here look at it too, as far as no weights are needed.
     """
-    if lapse := _validation_lapse(place):
+    if lapse := _validation_lapse(place) or _edited(place):
         raise PushError(
             f"{place.staged} has not passed validation as it is now: {lapse}",
             expected="a validation of these very files",
@@ -593,6 +592,13 @@ def _require_validated(place: _Place, progress: Progress) -> None:
     extraction = Extraction.read(place.staged / EXTRACTION)
     base = Snapshot(checkpoint=extraction.base, folder=readback.base_config(place.variant))
     validate.require_structure(place.variant, extraction, base=base, staged=place.staged)
+
+
+def _edited(place: _Place) -> str:
+    """Whether extraction.json was changed after the loaders' verdicts were added to it."""
+    marker = place.work("loaders.json")
+    changed = marker.is_file() and _changed(Marker.read(marker), place.staged)
+    return f"{EXTRACTION} changed since {marker} was written" if changed else ""
 
 
 def _require_verified(place: _Place, progress: Progress) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from publisher.cli import cli
-from publisher.errors import FetchError, HubError, ManifestError
+from publisher.errors import FetchError, HubError, ManifestError, PushError
 from publisher.pipeline import Run, _evidence_digest, rendered_card, run
 from publisher.progress import silent
 from publisher.records import Extraction, Outcome
@@ -99,6 +99,9 @@ def test_an_edited_verdict_is_no_result_that_holds() -> None:
     rerun()
     file = STAGED / "extraction.json"
     file.write_text(file.read_text().replace('"loads": "wrongly"', '"loads": "yes"'))
+    rerun(first="card")
+    with pytest.raises(PushError, match=r"extraction\.json changed since .*loaders\.json was written"):
+        rerun(first="push", last="push", rehearse=True)
     rerun()
     assert "wrongly" in {one.loads for one in evidence().loaders}
 
