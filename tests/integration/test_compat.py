@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from publisher.audit import audit
 from publisher.cli import cli
-from publisher.errors import FetchError, HubError, ManifestError
+from publisher.errors import FetchError, HubError, ManifestError, PushError
 from publisher.pipeline import Run, _evidence_digest, rendered_card, run
 from publisher.progress import silent
 from publisher.records import Extraction, Outcome
@@ -95,10 +96,28 @@ def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pyt
     assert rerun().variants[0].reused == ("extract", "validate"), "and the new bytes are the ones that hold"
 
 
+def test_an_extraction_made_again_keeps_its_validation_and_gets_the_same_verdicts() -> None:
+    rerun()
+    before = content()
+    (STAGED / "adapter_config.json").unlink()
+    again = rerun()
+    assert [variant.reused for variant in again.variants] == [("validate",), ("extract", "validate")]
+    assert content() == before
+
+
+def test_an_audit_finds_nothing_against_a_release_with_verdicts(tmp_path: Path) -> None:
+    rerun()
+    found = audit(str(STAGED), deep=False, work=tmp_path, device="cpu", progress=silent)
+    assert not found.failed
+
+
 def test_an_edited_verdict_is_no_result_that_holds() -> None:
     rerun()
     file = STAGED / "extraction.json"
     file.write_text(file.read_text().replace('"loads": "wrongly"', '"loads": "yes"'))
+    rerun(first="card")
+    with pytest.raises(PushError, match=r"extraction\.json changed since .*loaders\.json was written"):
+        rerun(first="push", last="push", rehearse=True)
     rerun()
     assert "wrongly" in {one.loads for one in evidence().loaders}
 
