@@ -5,12 +5,14 @@ local folder is used where it is. To stream, the weights are left on the Hub, an
 lists. Shards that are missing or cut short are refused here, before any long work.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from publisher import hub
 from publisher.errors import FetchError, MissingFileError
 from publisher.files import digest_of, sha256_of
 from publisher.manifest import Reference
+from publisher.overlap import side_by_side
 from publisher.progress import Progress
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
 from publisher.tensors import (
@@ -149,19 +151,26 @@ def _digest(file: Path) -> FileDigest:
 
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
     known = _remembered(memo)
-    found = []
     names = checkpoint_files(folder)
-    for index, name in enumerate(names):
-        path = (folder / name).resolve()
-        state = path.stat()
-        before = known.get(str(path))
-        if before is None or (before.size, before.changed_ns) != (state.st_size, state.st_mtime_ns):
-            progress(f"hashing {folder / name}", index, len(names))
-            before = _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(path))
-            known[str(path)] = before
+    changed = [name for name in names if not _is_current(folder / name, known)]
+    with side_by_side(2) as threads:
+        for name, hashed in [(name, threads.submit(_hashed, folder / name)) for name in changed]:
+            progress(f"hashing {folder / name}", names.index(name), len(names))
+            known[str((folder / name).resolve())] = hashed.result()
             _DigestMemo(known=known).write(memo)
-        found.append(FileDigest(name=name, size=before.size, sha256=before.sha256))
-    return tuple(found)
+    found = ((name, known[str((folder / name).resolve())]) for name in names)
+    return tuple(FileDigest(name=name, size=file.size, sha256=file.sha256) for name, file in found)
+
+
+def _is_current(file: Path, known: Mapping[str, _Known]) -> bool:
+    path = file.resolve()
+    before, state = known.get(str(path)), path.stat()
+    return before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
+
+
+def _hashed(file: Path) -> _Known:
+    state = file.stat()
+    return _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(file))
 
 
 def _remembered(memo: Path) -> dict[str, _Known]:
