@@ -27,13 +27,16 @@ EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
 SETTLED = 5e-4  # of the squared residual: a quarter of the 0.1 % that the residual may lie above the optimum
 RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
+CLEAR = 0.1  # of the smallest value kept: less is far below it
+ROUGH = 2.0**-9  # relative error of a rounding to bf16
 WELL_CONDITIONED = 1e3  # columns whose orthonormal basis one pass of CholeskyQR gives to ten digits
 KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
 NEXT_DEPTH = 4  # likewise over what a fit leaves, from a start that power iteration has turned already
 EDGE_DEVIATIONS = 2  # that the noise edge stands above the edge drawn
+_EXPONENT_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 Rank = int | float | Literal["auto"]  # a whole number; a share of the energy, below 1; what stands above the noise
-BLOCK_ELEMENTS = 1 << 20  # worked on at once where a whole matrix would need a copy
+BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,19 @@ def _signed_steps(source: Tensor, generator: torch.Generator, steps: Tensor | No
     """The step at each value, with a random sign; (m, n), in a short dtype, which holds powers of two exactly."""
     signed = source.new_empty(source.shape, dtype=short_dtype(source.device))
     for rows in row_blocks(source):
-        size = step_of(source[rows].float(), source.dtype)
-        size = (size if steps is None else size.hypot(steps[rows])).to(signed.dtype)
+        size = _steps(source[rows])
+        size = (size if steps is None else size.float().hypot(steps[rows])).to(signed.dtype)
         torch.copysign(size, _random_bytes(size, generator).to(signed.dtype), out=signed[rows])
     return signed
+
+
+def _steps(source: Tensor) -> Tensor:
+    """`step_of` in the dtype itself, which holds its own steps: for bf16 and fp16 at half the memory traffic."""
+    if source.dtype not in _EXPONENT_BITS:
+        return step_of(source.float(), source.dtype)
+    info = torch.finfo(source.dtype)
+    power = (source.view(torch.int16) & _EXPONENT_BITS[source.dtype]).view(source.dtype)
+    return power.clamp_(min=info.smallest_normal).mul_(info.eps)
 
 
 def short_dtype(device: torch.device) -> torch.dtype:
@@ -239,25 +251,32 @@ def _randomized(
 ) -> Decomposition | None:
     """None where the width shows no end of the signal or the residual does not settle.
 
-    The first pass only turns the random start towards the leading space, so that its products may be rough; what
-    is kept of it is refined at least once in float32.
+    Each pass takes a basis of one side to its image on the other. The first two only turn the random start towards
+    the leading space, so that their products may be rough; what is kept of them is refined in float32: by one pass
+    where the values left out are far below those kept and the rounding cost nothing, else by two at a time.
     """
     total = squared_norm(delta)
     with _rough_products():
-        z = delta.T @ orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
-    values, _ = _small_spectrum(z)
+        image = delta.T @ orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
+    values, _ = _small_spectrum(image)
     before = _missing(values, _kept(values, rank, edge, total=total), total=total)
-    for _ in range(POWER_ITERATIONS):
-        q = orthonormal(delta @ orthonormal(z))
-        z = delta.T @ q
-        values, rotation = _small_spectrum(z)
+    noise = ROUGH**2 / 3 * total * width / delta.shape[0]  # what rounding D took out of a space of this width
+    for number in range(2 * POWER_ITERATIONS):
+        basis = orthonormal(image)
+        image = (delta.T if number % 2 else delta) @ basis
+        if number and number % 2 == 0:
+            continue
+        values, rotation = _small_spectrum(image)
         keep = _kept(values, rank, edge, total=total)
         if keep > width - OVERSAMPLING:
             return None
         residual = _missing(values, keep, total=total)
-        if _settled(before, residual, values=values, keep=keep, total=total):
-            return _truncated(delta, _rotated(q, z, values=values, rotation=rotation), keep=keep)
-        before = residual
+        enough = number > 0 or (values[-1] <= CLEAR * values[keep - 1] and noise <= SETTLED / 4 * residual)
+        passes = 1 + number % 2
+        if enough and _settled(before, residual, values=values, keep=keep, total=total, passes=passes):
+            v, s, u = _rotated(basis, image, values=values, rotation=rotation)
+            return _truncated(delta, (v, s, u) if number % 2 else (u, s, v), keep=keep)
+        before = residual if number else before
     return None
 
 
@@ -274,14 +293,14 @@ def _truncated(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor], *, keep: int) 
     return Decomposition(*kept, after, residual, "randomized svd")
 
 
-def _settled(before: float, residual: float, *, values: Tensor, keep: int, total: float) -> bool:
-    """Whether another power iteration would still change the squared residual.
+def _settled(before: float, residual: float, *, values: Tensor, keep: int, total: float, passes: int) -> bool:
+    """Whether more passes than those between the two would still change the squared residual.
 
-    Each iteration shrinks what is missing by (sigma_width / sigma_keep)^4, so the last change bounds the next ones.
+    Each pass shrinks what is missing by (sigma_width / sigma_keep)^2, so the last change bounds the next ones.
     """
     if keep == 0:
         return True
-    contraction = min(float(values[-1] / values[keep - 1].clamp_min(1e-30)) ** 4, 0.999)
+    contraction = min(float(values[-1] / values[keep - 1].clamp_min(1e-30)) ** (2 * passes), 0.999)
     missing = abs(before - residual) * contraction / (1 - contraction)
     return missing <= SETTLED * max(residual, 1e-12 * total)
 
@@ -294,7 +313,10 @@ def _small_spectrum(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(q: Tensor, z: Tensor, *, values: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V of q z^T; columns of V below float32's resolution are shorter than 1."""
+    """U, S and V of q z^T; columns of V below float32's resolution are shorter than 1.
+
+    With an orthonormal q (m, w) and z (n, w); of q z^T's transpose, V is U.
+    """
     divisors = values.clamp_min(float(values[0]) * torch.finfo(torch.float32).eps).clamp_min(1e-38)
     return q @ rotation.float(), values.float(), ((z.double() @ rotation) / divisors).float()
 
@@ -362,7 +384,7 @@ def expected_error(floor: float, *, shape: tuple[int, int], rank: int) -> float:
     return floor * math.sqrt((1 - rank / m) * (1 - rank / n))
 
 
-def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> MergeQuality:
+def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor, delta: Tensor | None = None) -> MergeQuality:
     """Merge as PEFT does by default, in float32 with one rounding at the end, and compare with the source.
 
     Args:
@@ -370,6 +392,7 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
         source: (m, n).
         b: (m, r), as shipped.
         a: (r, n), as shipped.
+        delta: `update_of` the two, where it is at hand.
 
     Works on blocks of rows, so that the merged matrix never exists as a whole.
     """
@@ -379,11 +402,11 @@ def merge_quality(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor) -> Merg
     exact = 0
     for rows in row_blocks(source):
         weight, release = base[rows].to(source.dtype).float(), source[rows]
-        delta = release.float() - weight
+        update = release.float() - weight if delta is None else delta[rows]
         with products():
             product = b32[rows] @ a32
-        total += squared_norm(delta)
-        error += squared_norm(delta.sub_(product))
+        total += squared_norm(update)
+        error += squared_norm(update - product)
         exact += int((product.add_(weight).to(source.dtype) == release).count_nonzero())
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)
 

@@ -51,7 +51,7 @@ def extract_module(
     noise = lora.rounding_noise(source, name=name, steps=steps)
     fit = partial(lora.decompose, delta, edge=noise.edge, name=name)
     found = fit(rank=settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank)
-    unchanged = delta.numel() - int(delta.bool().count_nonzero())
+    unchanged = sum(int((delta[rows] == 0).count_nonzero()) for rows in lora.row_blocks(delta))
     recovery = residual = None
     if settings.method == "exact":
         again = (lambda rank: fit(rank=rank)) if settings.rank == "auto" else None
@@ -62,7 +62,7 @@ def extract_module(
             recovery = recovery.model_copy(update={"residual": residual.index.numel()})
     else:
         b, a = lora.factors_of(found, DTYPES[settings.dtype])
-    quality = lora.merge_quality(base, source, b=b, a=a)
+    quality = lora.merge_quality(base, source, b=b, a=a, delta=delta)
     figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
     return Factors(b.cpu(), a.cpu(), figures.model_copy(update={"recovery": recovery}), residual)
 

@@ -1,10 +1,12 @@
 """Reading and writing beside the arithmetic: one piece ahead, one behind, never more, so that memory is bounded.
 
 Each is one thread that does one thing after the other in the order given: which of them is faster changes no byte.
+What needs no memory, such as hashing, may go on side by side.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 Item = TypeVar("Item")
@@ -22,6 +24,16 @@ def ahead(items: Iterable[Item], load: Callable[[Item], Loaded]) -> Iterator[tup
             loading = following
         if loading is not None:
             yield loading[0], loading[1].result()
+
+
+@contextmanager
+def side_by_side(number: int) -> Iterator[ThreadPoolExecutor]:
+    """So many threads; on the way out of an error, what they have not begun is left undone."""
+    threads = ThreadPoolExecutor(number)
+    try:
+        yield threads
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 class Behind:

@@ -82,7 +82,10 @@ class Reader(Protocol):
         """The tensor."""
 
     def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
-        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops.
+
+        A block is good until the next one is asked for, which may take its place in memory.
+        """
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
@@ -296,25 +299,32 @@ class TensorReader:
 
     def read(self, name: str) -> "torch.Tensor":
         """The tensor on the CPU, in its stored dtype."""
-        header = self._headers[name]
-        return self._part(name, header.start, stop=header.stop).reshape(header.shape)
-
-    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
-        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops."""
-        header = self._headers[name]
-        step = elements * torch_dtype(header).itemsize
-        for start in range(header.start, header.stop, step):
-            yield self._part(name, start, stop=min(start + step, header.stop))
-
-    def _part(self, name: str, start: int, *, stop: int) -> "torch.Tensor":
         import torch
 
         header = self._headers[name]
+        octets = torch.empty(header.stop - header.start, dtype=torch.uint8)
+        return self._filled(octets, name, start=header.start).reshape(header.shape)
+
+    def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
+        """The tensor flat, in blocks of so many elements, the last one shorter; whoever has seen enough stops.
+
+        All of them in the same memory: fresh pages for each would take longer than reading and comparing them.
+        """
+        import torch
+
+        header = self._headers[name]
+        step = elements * torch_dtype(header).itemsize
+        octets = torch.empty(min(step, header.stop - header.start), dtype=torch.uint8)
+        for start in range(header.start, header.stop, step):
+            yield self._filled(octets[: header.stop - start], name, start=start)
+
+    def _filled(self, octets: "torch.Tensor", name: str, *, start: int) -> "torch.Tensor":
+        """As many octets of the file as fit, in the tensor's dtype."""
+        header = self._headers[name]
         if header.file not in self._files:
             self._files[header.file] = self._stack.enter_context(_opened_raw(header.file))
-        octets = torch.empty(stop - start, dtype=torch.uint8)
         self._files[header.file].seek(start)
-        if self._files[header.file].readinto(octets.numpy().data) != stop - start:
+        if self._files[header.file].readinto(octets.numpy().data) != octets.numel():
             raise FetchError(
                 f"{header.file} ends within {name}",
                 expected="a file as long as its header says",

@@ -5,13 +5,14 @@ local folder is used where it is. To stream, the weights are left on the Hub, an
 lists. Shards that are missing or cut short are refused here, before any long work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from publisher import hub
 from publisher.errors import FetchError, MissingFileError
 from publisher.files import digest_of, sha256_of
 from publisher.manifest import Reference
+from publisher.overlap import side_by_side
 from publisher.progress import Octets, Progress
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
 from publisher.tensors import (
@@ -166,21 +167,29 @@ def _digest(file: Path) -> FileDigest:
 
 def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
     known = _remembered(memo)
-    found = []
     sizes = {name: (folder / name).stat().st_size for name in checkpoint_files(folder)}
-    total, read = Octets(sum(sizes.values())), 0
-    for name, size in sizes.items():
-        path = (folder / name).resolve()
-        state = path.stat()
-        before = known.get(str(path))
-        if before is None or (before.size, before.changed_ns) != (state.st_size, state.st_mtime_ns):
+    changed = [name for name in sizes if not _is_current(folder / name, known)]
+    total = Octets(sum(sizes.values()))
+    read = total - sum(sizes[name] for name in changed)
+    with side_by_side(2) as threads:
+        for name, hashed in [(name, threads.submit(_hashed, folder / name)) for name in changed]:
             progress(f"hashing {folder / name}", read, total)
-            before = _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(path))
-            known[str(path)] = before
+            known[str((folder / name).resolve())] = hashed.result()
             _DigestMemo(known=known).write(memo)
-        read += size
-        found.append(FileDigest(name=name, size=before.size, sha256=before.sha256))
-    return tuple(found)
+            read += sizes[name]
+    found = ((name, known[str((folder / name).resolve())]) for name in sizes)
+    return tuple(FileDigest(name=name, size=file.size, sha256=file.sha256) for name, file in found)
+
+
+def _is_current(file: Path, known: Mapping[str, _Known]) -> bool:
+    path = file.resolve()
+    before, state = known.get(str(path)), path.stat()
+    return before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
+
+
+def _hashed(file: Path) -> _Known:
+    state = file.stat()
+    return _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(file))
 
 
 def _remembered(memo: Path) -> dict[str, _Known]:

@@ -218,12 +218,15 @@ def _hard_matrices() -> dict[str, tuple[Tensor, int]]:
     planted, falling = lora.update_of(base, source), torch.arange(1.0, 321)
     quiet = planted.clone()
     quiet[50:300] = 0
+    base, source, _ = _pair((520, 400), rank=40, rms=1e-2, dtype=torch.bfloat16, seed=0)
+    loud = lora.update_of(base, source)
     return {
         "a gap": (planted, 40),
         "a gap, tall": (planted.T.contiguous(), 40),
         "a gap, wide, as a transposed view": (planted.T, 40),
         "a rank too small": (planted, 10),
         "a rank too large": (planted, 60),
+        "a gap, above little noise": (loud, 40),
         "zero rows": (quiet, 40),
         "no gap": (_gaussian(400, 420, seed=1), 48),
         "1/k": (_spectrum((330, 600), 1 / falling), 64),
@@ -394,6 +397,7 @@ def test_merge_quality_does_not_depend_on_the_blocks_it_works_in(monkeypatch: py
     delta = lora.update_of(base, source)
     b, a = lora.factors_of(lora.decompose(delta, rank=8, edge=0.0, name="x"), torch.bfloat16)
     quality = lora.merge_quality(base, source, b=b, a=a)
+    assert lora.merge_quality(base, source, b=b, a=a, delta=delta) == quality
     direct = torch.linalg.norm(delta.double() - b.double() @ a.double()) / torch.linalg.norm(delta.double())
     assert quality.relative_error == pytest.approx(float(direct), rel=1e-5)
     assert quality.exact_elements == int((_merged(base, b.float() @ a.float()) == source).sum())

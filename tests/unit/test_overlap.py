@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from publisher.overlap import Behind, ahead
+from publisher.overlap import Behind, ahead, side_by_side
 
 
 def test_items_come_in_order_each_with_what_was_loaded_of_it() -> None:
@@ -44,6 +44,24 @@ def test_an_error_in_loading_is_raised_when_its_turn_comes() -> None:
 
 def test_nothing_to_load_is_nothing() -> None:
     assert not list(ahead([], str))
+
+
+def test_what_was_not_begun_is_left_undone_on_the_way_out_of_an_error() -> None:
+    made: list[int] = []
+
+    def slowly(number: int) -> None:
+        time.sleep(0.05)
+        made.append(number)
+
+    def interrupted() -> None:
+        with side_by_side(2) as threads:
+            for number in range(40):
+                threads.submit(slowly, number)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(made) < 20
 
 
 def test_calls_are_made_one_after_the_other_and_all_of_them_by_the_end_of_the_block() -> None:
