@@ -27,8 +27,6 @@ EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
 SETTLED = 5e-4  # of the squared residual: a quarter of the 0.1 % that the residual may lie above the optimum
 RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
-CLEAR = 0.1  # of the smallest value kept: less is far below it
-ROUGH = 2.0**-9  # relative error of a rounding to bf16
 WELL_CONDITIONED = 1e3  # columns whose orthonormal basis one pass of CholeskyQR gives to ten digits
 KRYLOV_BLOCK = 8
 NOISE_DEPTH = 6  # passes forth and back over drawn noise
@@ -251,32 +249,25 @@ def _randomized(
 ) -> Decomposition | None:
     """None where the width shows no end of the signal or the residual does not settle.
 
-    Each pass takes a basis of one side to its image on the other. The first two only turn the random start towards
-    the leading space, so that their products may be rough; what is kept of them is refined in float32: by one pass
-    where the values left out are far below those kept and the rounding cost nothing, else by two at a time.
+    The first pass only turns the random start towards the leading space, so that its products may be rough; what
+    is kept of it is refined at least once in float32.
     """
     total = squared_norm(delta)
     with _rough_products():
-        image = delta.T @ orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
-    values, _ = _small_spectrum(image)
+        z = delta.T @ orthonormal(delta @ _gaussian(delta.shape[1], width, generator))
+    values, _ = _small_spectrum(z)
     before = _missing(values, _kept(values, rank, edge, total=total), total=total)
-    noise = ROUGH**2 / 3 * total * width / delta.shape[0]  # what rounding D took out of a space of this width
-    for number in range(2 * POWER_ITERATIONS):
-        basis = orthonormal(image)
-        image = (delta.T if number % 2 else delta) @ basis
-        if number and number % 2 == 0:
-            continue
-        values, rotation = _small_spectrum(image)
+    for _ in range(POWER_ITERATIONS):
+        q = orthonormal(delta @ orthonormal(z))
+        z = delta.T @ q
+        values, rotation = _small_spectrum(z)
         keep = _kept(values, rank, edge, total=total)
         if keep > width - OVERSAMPLING:
             return None
         residual = _missing(values, keep, total=total)
-        enough = number > 0 or (values[-1] <= CLEAR * values[keep - 1] and noise <= SETTLED / 4 * residual)
-        passes = 1 + number % 2
-        if enough and _settled(before, residual, values=values, keep=keep, total=total, passes=passes):
-            v, s, u = _rotated(basis, image, values=values, rotation=rotation)
-            return _truncated(delta, (v, s, u) if number % 2 else (u, s, v), keep=keep)
-        before = residual if number else before
+        if _settled(before, residual, values=values, keep=keep, total=total):
+            return _truncated(delta, _rotated(q, z, values=values, rotation=rotation), keep=keep)
+        before = residual
     return None
 
 
@@ -293,14 +284,14 @@ def _truncated(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor], *, keep: int) 
     return Decomposition(*kept, after, residual, "randomized svd")
 
 
-def _settled(before: float, residual: float, *, values: Tensor, keep: int, total: float, passes: int) -> bool:
-    """Whether more passes than those between the two would still change the squared residual.
+def _settled(before: float, residual: float, *, values: Tensor, keep: int, total: float) -> bool:
+    """Whether another power iteration would still change the squared residual.
 
-    Each pass shrinks what is missing by (sigma_width / sigma_keep)^2, so the last change bounds the next ones.
+    Each iteration shrinks what is missing by (sigma_width / sigma_keep)^4, so the last change bounds the next ones.
     """
     if keep == 0:
         return True
-    contraction = min(float(values[-1] / values[keep - 1].clamp_min(1e-30)) ** (2 * passes), 0.999)
+    contraction = min(float(values[-1] / values[keep - 1].clamp_min(1e-30)) ** 4, 0.999)
     missing = abs(before - residual) * contraction / (1 - contraction)
     return missing <= SETTLED * max(residual, 1e-12 * total)
 
@@ -313,10 +304,7 @@ def _small_spectrum(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(q: Tensor, z: Tensor, *, values: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V of q z^T; columns of V below float32's resolution are shorter than 1.
-
-    With an orthonormal q (m, w) and z (n, w); of q z^T's transpose, V is U.
-    """
+    """U, S and V of q z^T; columns of V below float32's resolution are shorter than 1."""
     divisors = values.clamp_min(float(values[0]) * torch.finfo(torch.float32).eps).clamp_min(1e-38)
     return q @ rotation.float(), values.float(), ((z.double() @ rotation) / divisors).float()
 

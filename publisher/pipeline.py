@@ -20,7 +20,6 @@ from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
-from publisher.largepages import ask_for_large_pages
 from publisher.lock import locked
 from publisher.manifest import Manifest, Reference, RequestSet, Variant, load_manifest
 from publisher.progress import Progress
@@ -122,7 +121,6 @@ def run(options: Run, progress: Progress) -> Outcome:
         PublisherError: a stage failed; what was finished is kept.
         BusyError: another run works on the same output.
     """
-    ask_for_large_pages()
     manifest = load_manifest(options.manifest_file)
     variants = _chosen(manifest, options.variants)
     with _target(options) as target:

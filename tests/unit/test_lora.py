@@ -100,6 +100,13 @@ def test_steps_at_powers_of_two_subnormals_and_zero_agree_with_nextafter(dtype: 
     assert torch.equal(lora.step_of(special.float(), dtype).double(), following.double() - special.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_steps_taken_in_the_dtype_itself_are_those_taken_in_float32(dtype: torch.dtype) -> None:
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    finite = every[every.isfinite()]
+    assert torch.equal(lora._steps(finite).float(), lora.step_of(finite.float(), dtype))
+
+
 # --- rounding floor -----------------------------------------------------------------------------------------
 
 
