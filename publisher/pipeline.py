@@ -395,7 +395,7 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
     from publisher.compat.subject import Base, read_subject
 
     extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
-    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), code_digest(CODE)])
+    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(CODE)])
     if extraction.loaders and place.options.first != "validate" and not _lapse(marker, key, folder=place.staged):
         return extraction
     progress(f"trying loaders on {place.variant.label}")

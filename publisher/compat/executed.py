@@ -153,7 +153,8 @@ def _reached(loaded: Any, *, absent: Any, lost: tuple[str, ...], prefix: str) ->
     layers = {
         name.removeprefix(prefix): layer for name, layer in loaded.named_modules() if isinstance(layer, LoraLayer)
     }
-    empty = frozenset(name for name in layers if any(key.startswith(f"{prefix}{name}.lora_") for key in absent))
+    factors = [key for key in absent if ".lora_magnitude_vector" not in key]  # without it a module still has A and B
+    empty = frozenset(name for name in layers if any(key.startswith(f"{prefix}{name}.lora_") for key in factors))
     return Reached(
         filled=frozenset(layers) - empty,
         lost=lost,

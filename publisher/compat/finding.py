@@ -12,8 +12,9 @@ from publisher.compat.subject import Subject
 from publisher.errors import counted
 from publisher.records import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
 
-MERGED = "serve merged weights"
+MERGED = "serve merged weights (publish merge)"
 UNIFORM = "set adapter.layout: uniform in the manifest, which pads every module to one rank"
+EXPORTED = "as the export beside the PEFT files, which was read back and holds the same factors at scale 1"
 _CLOSE = 1e-6
 
 

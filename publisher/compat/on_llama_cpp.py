@@ -6,7 +6,8 @@ says of patterns or rslora. Both complain of what they cannot place.
 
 from collections.abc import Iterator
 
-from publisher.compat.finding import MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.artefacts import GGUF
+from publisher.compat.finding import EXPORTED, MERGED, UNIFORM, finding, halves, verdict, wrong_scales
 from publisher.compat.subject import Subject
 from publisher.errors import counted
 from publisher.records import LoaderFinding, LoaderVerdict
@@ -15,11 +16,14 @@ READ = "commits 0b03adaa, 0650ea8c"  # of the converter and of llama-adapter.cpp
 _QWEN3_5 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 _LOOKED_INTO = frozenset({*_QWEN3_5, "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _PREFIXES = ("model.layers.", "model.language_model.layers.", "lm_head", "model.embed_tokens")
+_EXPORT = "write exports: [gguf] in the manifest, for a file in llama.cpp's own order and at one rank"
 _PATTERNS = "llama.cpp divides one alpha by each tensor's rank"
 
 
 def judge(subject: Subject) -> LoaderVerdict:
-    """The verdict."""
+    """The verdict: on the export where there is one, else on what its converter makes of PEFT's files."""
+    if "gguf" in subject.exports:
+        return verdict("llama.cpp", READ, basis="read", findings=(), flags=[f"--lora {GGUF}"], notes=[EXPORTED])
     architecture = subject.base.architecture
     found = [*_tensors(subject), *_names(subject), *_columns(subject), *halves(subject)]
     found += wrong_scales(subject, lambda name: scale(subject, name), why=_PATTERNS, remedy=_scale_remedy(subject))
@@ -37,7 +41,7 @@ def scale(subject: Subject, name: str) -> float:
 def _scale_remedy(subject: Subject) -> str:
     if subject.config.get("use_rslora"):
         return "multiply lora_alpha by the square root of r, and set use_rslora to false"
-    return UNIFORM
+    return f"{_EXPORT}, or {UNIFORM}"
 
 
 def _tensors(subject: Subject) -> Iterator[LoaderFinding]:
@@ -68,5 +72,5 @@ def _columns(subject: Subject) -> Iterator[LoaderFinding]:
     moved = [name for name in subject.pairs if name.endswith("linear_attn.out_proj")]
     if moved and keys and values and keys != values and subject.base.architecture in _QWEN3_5:
         what = f"the converter cannot reorder the columns of {counted(len(moved), 'out_proj module')}"
-        remedy = "convert with the columns of A reordered, as llama.cpp reorders the base's, or " + MERGED
+        remedy = f"{_EXPORT}, or {MERGED}"
         yield finding("unsupported model", what, modules=len(moved), remedy=remedy)

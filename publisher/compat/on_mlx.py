@@ -1,6 +1,7 @@
 """MLX: rules read in mlx-lm's wheel, 0.32.2. It has a format of its own, and says so when it meets another."""
 
-from publisher.compat.finding import MERGED, finding, verdict
+from publisher.artefacts import MLX
+from publisher.compat.finding import EXPORTED, MERGED, finding, verdict
 from publisher.compat.subject import Subject
 from publisher.records import LoaderVerdict
 
@@ -9,8 +10,10 @@ WEIGHTS = "adapters.safetensors"
 
 
 def judge(subject: Subject) -> LoaderVerdict:
-    """The verdict: PEFT's files are not MLX's, whatever they hold."""
+    """The verdict: PEFT's files are not MLX's, whatever they hold; an export beside them is."""
+    if "mlx" in subject.exports:
+        return verdict("MLX", READ, basis="read", findings=(), flags=[f"--adapter-path {MLX}"], notes=[EXPORTED])
     lacking = [name for name in ("num_layers", "lora_parameters") if name not in subject.config]
     what = f"it looks for {WEIGHTS}" + (f", and for {' and '.join(lacking)} in adapter_config.json" if lacking else "")
-    remedy = f"convert it to MLX's own format, where the factors are transposed and the scale is a number, or {MERGED}"
+    remedy = f"write exports: [mlx] in the manifest, for a file in its own format, or {MERGED}"
     return verdict("MLX", READ, basis="read", findings=[finding("other format", what, remedy=remedy)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from publisher.adapter import KEY_PREFIX
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
+from publisher.artefacts import ADAPTER, CONFIG, EXPORTS, EXTRACTION
 from publisher.errors import FetchError, ValidationError
 from publisher.structure import Structure, structure_of
 from publisher.tensors import TensorHeader, file_headers, read_config, read_json
@@ -75,6 +75,7 @@ class Subject:
         base: its base.
         unscaled: an extraction.json beside it says that the scale is 1 in every module, whatever the configuration.
         subfolder: where it is in its repository; empty at the root.
+        exports: the formats of other loaders in which it lies beside the PEFT files too.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class Subject:
     base: Base
     unscaled: bool = False
     subfolder: str = ""
+    exports: frozenset[str] = frozenset()
 
     @cached_property
     def pairs(self) -> dict[str, Pair]:
@@ -137,7 +139,8 @@ def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
     """
     unscaled = (folder / EXTRACTION).is_file()
     config, headers = read_json(folder / CONFIG), file_headers(folder / ADAPTER)
-    subject = Subject(folder, config, headers, base, unscaled, subfolder)
+    exports = [name for name, files in EXPORTS.items() if unscaled and all((folder / file).is_file() for file in files)]
+    subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports))
     if not subject.pairs:
         raise FetchError(f"{folder / ADAPTER} holds no lora_A and no lora_B", expected="a LoRA adapter of PEFT")
     return subject

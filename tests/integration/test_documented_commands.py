@@ -51,7 +51,7 @@ STAND_INS = {
     "REPO[@REVISION]": f"{PUBLISHED}@v1.0",
     "REPO": PUBLISHED,
     "dist/NAME": "dist/demo",
-    "MODULE": "layers.47.self_attn.v_proj",
+    "MODULE": "layers.3.self_attn.v_proj",
     "--source DIR_OR_REPO": "--source demo/clef-flash",
     "--base DIR_OR_REPO": "--base o/clef-flash-base",
     "ADAPTER_DIR": "dist/demo",

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from publisher.audit import audit
+from publisher.compat import on_llama_cpp, on_mlx
+from publisher.compat.subject import Base, read_subject
 from publisher.errors import ExtractionError, PushError
 from publisher.exports import export_problems, peft_adapter, write_exports
 from publisher.exports.llamacpp import Place, Swap, places
@@ -33,7 +35,7 @@ class Case:
     def __init__(self, staged: Path, variant: Variant, *, base: Path, folder: Path) -> None:
         """`staged`: where it was extracted; `folder`: where it is copied to."""
         self.extraction = Extraction.read(staged / "extraction.json")
-        self.folder = folder
+        self.folder, self.base = folder, base
         self.config = json.loads((base / "config.json").read_text())
         adapter = variant.adapter.model_copy(update={"exports": ("gguf", "mlx")})
         self.variant = variant.model_copy(update={"adapter": adapter})
@@ -102,6 +104,18 @@ def value(reader: gguf.GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     assert field is not None
     return field.contents()
+
+
+def test_the_verdicts_on_their_loaders_are_on_the_exports_where_they_are_there(case: Case) -> None:
+    base = Base(case.base, case.variant.model_class)
+    for judge, flag, export in (
+        (on_llama_cpp.judge, "--lora adapter_model.gguf", FILES[0]),
+        (on_mlx.judge, "--adapter-path mlx", FILES[1]),
+    ):
+        found = judge(read_subject(case.folder, base))
+        assert (found.loads, found.scale, found.flags) == ("yes", "right", (flag,))
+        (case.folder / export).unlink()
+        assert judge(read_subject(case.folder, base)).flags != (flag,)
 
 
 def test_a_gguf_says_what_it_is(case: Case) -> None:

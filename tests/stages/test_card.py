@@ -548,7 +548,7 @@ def test_exports_are_named_with_their_size_and_the_way_to_load_them() -> None:
     assert "--model demo/clef-flash-base --adapter-path adapter/clef-flash/mlx" in card
     assert unexplained(card, manifest, (first, made)) == []
     only = made.extraction.model_copy(update={"settings": settings.model_copy(update={"exports": ("mlx",)})})
-    assert "llama" not in render(manifest, (first, Evidence(made.variant, only, None)))
+    assert "--lora adapter" not in render(manifest, (first, Evidence(made.variant, only, None)))
 
 
 def test_an_approximation_is_called_one_with_the_share_of_the_update_it_holds() -> None:
