@@ -6,16 +6,14 @@ a record.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
 )
 
 from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
@@ -458,12 +456,8 @@ class Extraction(Record):
     tools: Tools
     summary: ExtractionSummary
     modules: tuple[ModuleExtraction, ...]
-    loaders: tuple[LoaderVerdict, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        return fields if self.loaders else {name: value for name, value in fields.items() if name != "loaders"}
+    # likewise written back as it was
+    loaders: tuple[LoaderVerdict, ...] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
 
 
 # --- validate -----------------------------------------------------------------------------------------------
