@@ -22,6 +22,9 @@ from publisher.progress import silent
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# pytest-xdist gives its workers the width of its own terminal; what a test prints is as wide as in a pipe.
+os.environ.pop("COLUMNS", None)
+
 # A shell that starts the tests in the background leaves SIGINT ignored, and so it would be in every process of theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
