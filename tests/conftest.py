@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from publisher.demo import Pair, make_demo, make_pairs
 from publisher.files import packaged_folder
@@ -55,22 +56,37 @@ def _matches(path: Path, text: str) -> None:
     assert text == path.read_bytes().decode(), f"{path} differs; if that is meant: UPDATE_GOLDEN=1"
 
 
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """A folder for what all workers of pytest-xdist have in common."""
+    return factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+
+
+def _once(factory: pytest.TempPathFactory, what: str, make: Callable[[], object]) -> None:
+    """Make it in the first worker that needs it; the others wait."""
+    done = _shared(factory) / f"{what}.made"
+    with FileLock(done.with_suffix(".lock")):
+        if not done.exists():
+            make()
+            done.touch()
+
+
 @pytest.fixture(scope="session")
 def demo_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's folder: `clef`, `clef-base`, `clef-flash` and `clef-flash-base`. Read it, never write into it."""
-    folder = tmp_path_factory.mktemp("session") / "demo"
-    make_demo(folder)
+    folder = _shared(tmp_path_factory) / "session" / "demo"
+    _once(tmp_path_factory, "pairs", lambda: make_demo(folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def demo_run(demo_pairs: Path) -> Path:
+def demo_run(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which manifests/demo.yaml was run once for all tests: ./demo, ./dist/demo and ./dist/demo.work.
 
     Read it, never write into it.
     """
+    options = Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu", dry_run=True)
     with contextlib.chdir(demo_pairs.parent):
-        run(Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu", dry_run=True), silent)
+        _once(tmp_path_factory, "run", lambda: run(options, silent))
     return demo_pairs.parent
 
 
@@ -86,7 +102,12 @@ def own_demo_run(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers."""
-    folder = tmp_path_factory.mktemp("small")
+    folder = _shared(tmp_path_factory) / "small"
+    _once(tmp_path_factory, "small", lambda: _run_small(folder))
+    return folder
+
+
+def _run_small(folder: Path) -> None:
     make_pairs(SMALL_PAIRS, folder / "demo", shard_size="500KB")
     manifest = (packaged_folder("manifests") / "demo.yaml").read_text(encoding="utf-8")
     for expected, smaller in _SMALL_EXPECTED:
@@ -95,7 +116,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "demo.yaml").write_text(manifest, encoding="utf-8")
     with contextlib.chdir(folder):
         run(Run(Path("demo.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
-    return folder
 
 
 @pytest.fixture
