@@ -2,20 +2,13 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import chdir
 from pathlib import Path
 
-import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from publisher.artefacts import CARD, EXTRACTION, VERIFICATION
+from publisher.artefacts import CARD
 from publisher.dossier import dossier
-from publisher.figures import Pair, set_figures
-from publisher.files import packaged_folder
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction, Kind, Verification
 from publisher.report import render_report
 from tests.browser.chromium import Browser, Open, Page, running
 
@@ -31,9 +24,6 @@ a { color: light-dark(#0969da, #58a6ff) }
 """
 
 
-KINDS: tuple[tuple[Kind, int], ...] = (("noul", 2), ("choice", 5), ("score", 7))
-
-
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with running(tmp_path_factory.mktemp("profile")) as started:
@@ -42,37 +32,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def staged(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's staged tree, with a verification whose figures are made up."""
-    folder = tmp_path_factory.mktemp("seen")
-    shutil.copytree(demo_run / "dist", folder / "dist")
-    shutil.copytree(demo_run / "demo", folder / "demo", symlinks=True)
-    staged = folder / "dist" / "demo"
-    extraction = Extraction.read(staged / EXTRACTION)
-    made_up(extraction).write(staged / VERIFICATION)
-    with chdir(folder):
-        manifest = packaged_folder("manifests") / "demo.yaml"
-        run(Run(manifest, Path("dist"), device="cpu", first="card", last="card"), silent)
-    return staged
-
-
-def made_up(extraction: Extraction) -> Verification:
-    """Answers drawn at random, the candidate's near the reference's."""
-    draw = np.random.default_rng(3)
-    pairs = []
-    for index in range(400):
-        kind, options = KINDS[index % 3]
-        ours = draw.normal(size=options) * 2
-        theirs = ours + draw.normal(size=options) * 10.0 ** draw.uniform(-3, -1)
-        pairs.append(Pair(str(index), "q", kind, "made up", ours, theirs, gold=int(draw.integers(options))))
-    return Verification(
-        path=extraction.path,
-        adapter_sha256=extraction.summary.adapter.sha256,
-        runner="decision",
-        device="cpu",
-        dtype="bfloat16",
-        packages={},
-        sets=(set_figures("Made-up set", pairs), set_figures("Its first hundred", pairs[:100])),
-    )
+    """A copy of the demo's staged tree, to put pages beside it."""
+    folder = tmp_path_factory.mktemp("seen") / "demo"
+    shutil.copytree(demo_run / "dist" / "demo", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
