@@ -57,20 +57,18 @@ class Model:
 
 @contextmanager
 def loaded(model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device) -> Iterator[Runner]:
-    """The model's runner, for as long as the block runs; then its memory is free again.
+    """The model's runner, for as long as the block runs; the memory of the model before it is freed first.
 
     Raises:
         VerificationError: it cannot be loaded whole, or the source's module is not as it must be.
         FetchError: the FP8 checkpoint is not one of this base.
     """
     load = _decision if settings.runner == "decision" else _logits
+    gc.collect()  # the model before this one, which was still in use when its block ended, and stands in cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     with quiet(), TemporaryDirectory() as work, torch.inference_mode():
-        try:
-            yield _one_by_one(load(model, variant, settings=settings, device=device, work=Path(work)))
-        finally:
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+        yield _one_by_one(load(model, variant, settings=settings, device=device, work=Path(work)))
 
 
 def _one_by_one(answer: Runner) -> Runner:

@@ -1,5 +1,6 @@
 """A verification of a small Llama with the logits runner: figures, bounds, reuse, and runs that are killed."""
 
+import gc
 import io
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from publisher.console import show_outcome
 from publisher.demofp8 import write_fp8
@@ -30,7 +31,8 @@ from publisher.manifest import load_manifest
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Extraction, Outcome, Verification
-from publisher.requests import read_requests
+from publisher.requests import RequestFile, read_requests
+from publisher.runners import Model, loaded
 from publisher.stages.fetch import fetch
 from publisher.stages.verify import Inputs, verify
 from tests.manifests import one_variant
@@ -162,6 +164,29 @@ def test_a_damaged_adapter_or_another_base_fails_by_set_and_bound_and_stages_not
 
 def seeded_like(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return torch.randn(tensor.shape, generator=seeded(name, torch.device("cpu"))).to(tensor.dtype)
+
+
+def asked(model: Model, texts_: RequestFile) -> int:
+    """How many language models are in memory while this one answers."""
+    (variant,) = load_manifest(Path("pico.yaml")).variants
+    assert variant.verification is not None
+    with loaded(model, variant, settings=variant.verification, device=torch.device("cpu")) as runner:
+        runner(texts_.requests[:2])
+        return sum(type(one) is LlamaForCausalLM for one in gc.get_objects())
+
+
+@pytest.mark.usefixtures("place")
+def test_one_model_is_in_memory_at_a_time() -> None:
+    (variant,) = load_manifest(Path("pico.yaml")).variants
+    source, base = (fetch(one, memo=Path("memo.json"), progress=silent) for one in (variant.source, variant.base))
+    texts_ = read_requests(Path(FILE), name=FILE, runner="logits")
+    gc.disable()  # left to itself it would sometimes be in time
+    try:
+        released = asked(Model("released", source), texts_)
+        adapted = asked(Model("adapted", source, base=base, adapter=STAGED), texts_)
+    finally:
+        gc.enable()
+    assert (released, adapted) == (1, 1)
 
 
 def test_what_a_model_cannot_be_asked_is_counted_with_its_reason(place: Path) -> None:
