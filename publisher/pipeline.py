@@ -140,7 +140,7 @@ def _run_stages(
     outcomes = tuple(_variant(place, progress) for place in places)
     changed = _card(manifest, options, progress) if options.includes("card") else None
     if options.writes:
-        _require_publishable(manifest, options, progress)
+        _require_publishable(manifest, options, places=places, progress=progress)
     signature = _sign(manifest, options, target=target, progress=progress) if options.includes("push") else None
     plan = _plan(manifest, options, progress) if options.includes("push") and options.dry_run else None
     pushed = _push(manifest, options, target=target, progress=progress) if options.writes else None
@@ -213,9 +213,9 @@ class _Pair:
 
 
 def _place(variant: Variant, options: Run, progress: Progress) -> _Place:
-    """With the requests read and checked, before any long work."""
-    place = _Place(variant, options)
-    return _Place(variant, options, _requests(variant, progress)) if place.verifies else place
+    """With the requests read and checked, once and before any long work, where they will be needed."""
+    needed = options.includes("verify") or options.writes
+    return _Place(variant, options, _requests(variant, progress) if needed else ())
 
 
 def _variant(place: _Place, progress: Progress) -> VariantOutcome:
@@ -581,12 +581,14 @@ def _push(manifest: Manifest, options: Run, *, target: Target, progress: Progres
     )
 
 
-def _require_publishable(manifest: Manifest, options: Run, progress: Progress) -> None:
-    """The staged tree is of this manifest, and passed validation."""
+def _require_publishable(manifest: Manifest, options: Run, *, places: Sequence[_Place], progress: Progress) -> None:
+    """The staged tree is of this manifest, and passed validation; `places` are those of the variants worked on."""
     _require_fresh(manifest, options)
+    known = {place.variant.path: place for place in places}
     for variant in manifest.variants:
-        _require_validated(_Place(variant, options), progress)
-        _require_verified(_Place(variant, options, _requests(variant, progress)), progress)
+        place = known.get(variant.path) or _place(variant, options, progress)
+        _require_validated(place, progress)
+        _require_verified(place, progress)
 
 
 def _require_fresh(manifest: Manifest, options: Run) -> None:

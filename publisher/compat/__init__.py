@@ -11,6 +11,7 @@ from publisher.records import LoaderVerdict, Validation
 CODE = (
     "compat/executed.py",
     "compat/finding.py",
+    "compat/installed.py",
     "compat/on_llama_cpp.py",
     "compat/on_mlx.py",
     "compat/on_peft.py",

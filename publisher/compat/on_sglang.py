@@ -4,12 +4,11 @@ It knows one scale, lora_alpha / r, and one rank for all modules. Layers are fou
 of a module's name, so that a prefix of another class does no harm; what it packs into one weight has to be complete.
 """
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 
 from publisher.compat.finding import MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.compat.installed import reader
 from publisher.compat.subject import Subject
 from publisher.errors import counted
 from publisher.records import Basis, LoaderFinding, LoaderVerdict
@@ -80,12 +79,11 @@ def _scale(subject: Subject) -> float:
 
 
 def _installed() -> _Reader | None:
-    """The reader that SGLang brings, where it can be imported: that takes no engine and no GPU."""
-    try:
-        config = importlib.import_module("sglang.srt.lora.lora_config").LoRAConfig
-        version = metadata.version("sglang")
-    except Exception:  # noqa: BLE001 - an installation that does not import is none
+    """The reader that SGLang brings, where it can be imported."""
+    found = reader("sglang", "sglang.srt.lora.lora_config", name="LoRAConfig")
+    if found is None:
         return None
+    config, version = found
 
     def scale(subject: Subject) -> float:
         read = config.from_dict(dict(subject.config))

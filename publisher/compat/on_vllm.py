@@ -4,14 +4,13 @@ It takes each module's scale and rank by PEFT's rules, patterns included, and ca
 A name whose last part no layer of the model has is refused; a full name that no layer has is dropped without a word.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
 from publisher.compat.finding import MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.compat.installed import reader
 from publisher.compat.subject import Subject
 from publisher.compat.vllm_models import WITH_LORA, WITHOUT_LORA
 from publisher.errors import counted
@@ -99,12 +98,11 @@ def _ranks(subject: Subject) -> Iterator[LoaderFinding]:
 
 
 def _installed() -> _Reader | None:
-    """The reader that vLLM brings, where it can be imported: that takes no engine and no GPU."""
-    try:
-        helper = importlib.import_module("vllm.lora.peft_helper").PEFTHelper
-        version = metadata.version("vllm")
-    except Exception:  # noqa: BLE001 - an installation that does not import is none
+    """The reader that vLLM brings, where it can be imported."""
+    found = reader("vllm", "vllm.lora.peft_helper", name="PEFTHelper")
+    if found is None:
         return None
+    helper, version = found
 
     def refused(subject: Subject) -> list[LoaderFinding]:
         limit = SimpleNamespace(max_lora_rank=max_lora_rank(subject.rank) or RANKS[-1])

@@ -19,8 +19,7 @@ import torch
 import yaml
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from publisher.console import show_outcome
 from publisher.demofp8 import write_fp8
@@ -36,6 +35,7 @@ from publisher.runners import Model, loaded
 from publisher.stages.fetch import fetch
 from publisher.stages.verify import Inputs, verify
 from tests.manifests import one_variant
+from tests.words import write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 STAGED, WORK = Path("dist/pico"), Path("dist/pico.work/root")
@@ -67,10 +67,7 @@ def finished(pico_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A folder with the pair, a tokenizer in its source, requests, and a run to the card. Read it, copy it."""
     folder = tmp_path_factory.mktemp("verified")
     shutil.copytree(pico_pairs, folder / "pairs")
-    vocabulary = {"<end>": 0} | {f"w{i}": i + 1 for i in range(60)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))  # noqa: S106 - no password
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(folder / "pairs/one")  # noqa: S106
+    write_tokenizer(folder / "pairs/one")
     (folder / "requests").mkdir()
     (folder / FILE).write_text(texts())
     (folder / "pico.yaml").write_text(manifest())

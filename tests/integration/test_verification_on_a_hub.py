@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from publisher.errors import HubError
 from publisher.localhub import LocalHub
@@ -17,6 +15,7 @@ from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Outcome, Verification
 from tests.manifests import ADAPTER
+from tests.words import write_tokenizer
 
 ROWS = [{"id": f"t{i}", "text": f"w{i} w3"} for i in range(6)]
 VERIFICATION = Path("dist/pico/verification.json")
@@ -27,10 +26,7 @@ def hub(pico_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """A Hub with the pair, the tokenizer in the source, requests in a dataset; the working folder is empty."""
     source = tmp_path / "source"
     shutil.copytree(pico_pairs / "one", source)
-    vocabulary = {"<end>": 0} | {f"w{i}": i + 1 for i in range(60)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))  # noqa: S106 - no password
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(source)  # noqa: S106
+    write_tokenizer(source)
     (source / "large.bin").write_bytes(b"weights in another format")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     with LocalHub(tmp_path / "data") as running:
