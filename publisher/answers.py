@@ -30,22 +30,15 @@ class Answers:
 
     file: Path
 
-    def finished(self) -> int:
-        """How many batches are answered; a torn end is cut off."""
-        if not self.file.is_file():
-            return 0
-        count, end = 0, 0
-        with self.file.open("rb") as lines:
-            for line in lines:
-                if not _is_whole(line, count):
-                    break
-                count, end = count + 1, end + len(line)
-        if end < self.file.stat().st_size:
-            os.truncate(self.file, end)
-        return count
+    def finished(self) -> frozenset[int]:
+        """The places of the batches that are answered; a torn end is cut off."""
+        places, whole = self._places()
+        if self.file.is_file() and whole < self.file.stat().st_size:
+            os.truncate(self.file, whole)
+        return frozenset(places)
 
     def add(self, batch: Answered, *, place: int) -> None:
-        """Add the batch of this place; when this returns it is safe on disk.
+        """Add the batch of this place, in whatever order they come; when this returns it is safe on disk.
 
         Raises:
             NoRoomError: the disk is full.
@@ -59,10 +52,26 @@ class Answers:
                 os.fsync(file.fileno())
 
     def read(self) -> Iterator[Sequence[Answer]]:
-        """The answers of each request, in order."""
+        """The answers of each request, in the order of the requests."""
+        places, _ = self._places()
         with self.file.open("rb") as lines:
-            for line in lines:
-                yield from ([_unpacked(one) for one in request] for request in json.loads(line)["answers"])
+            for _, start in sorted(places.items()):
+                lines.seek(start)
+                answers = json.loads(lines.readline())["answers"]
+                yield from ([_unpacked(one) for one in request] for request in answers)
+
+    def _places(self) -> tuple[dict[int, int], int]:
+        """Where each batch starts in the file, and where the last whole one ends."""
+        places: dict[int, int] = {}
+        end = 0
+        if self.file.is_file():
+            with self.file.open("rb") as lines:
+                for line in lines:
+                    if (place := _place(line)) is None:
+                        break
+                    places[place] = end
+                    end += len(line)
+        return places, end
 
 
 def _line(batch: Answered, place: int) -> bytes:
@@ -70,11 +79,12 @@ def _line(batch: Answered, place: int) -> bytes:
     return json.dumps({"batch": place, "answers": answers}, separators=(",", ":")).encode() + b"\n"
 
 
-def _is_whole(line: bytes, place: int) -> bool:
+def _place(line: bytes) -> int | None:
+    """The place of the batch that a line holds; None where it is torn."""
     try:
-        return line.endswith(b"\n") and bool(json.loads(line)["batch"] == place)
+        return int(json.loads(line)["batch"]) if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 def _packed(answer: Answer) -> dict[str, str]:

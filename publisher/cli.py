@@ -32,6 +32,16 @@ _dist = click.option(
     "--dist", type=click.Path(path_type=Path), default=Path("dist"), metavar="DIR", help="Output folder [dist]."
 )
 _device = click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N.")
+_engine = click.option(
+    "--engine", default="local", metavar="NAME", help="local, ray, or ray://HOST:PORT: where the work is done."
+)
+_model_gpus = click.option(
+    "--model-gpus",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="GPUs that a model of verification is spread over [1].",
+)
 _variant = click.option(
     "--variant", "variants", multiple=True, metavar="PATH", help="Only this variant; may be repeated."
 )
@@ -97,6 +107,8 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
 @_dist
 @_device
+@_engine
+@_model_gpus
 @_stream
 @_json
 @_verbose
@@ -156,6 +168,8 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_variant
     @_dist
     @_device
+    @_engine
+    @_model_gpus
     @_stream
     @_json
     @_verbose

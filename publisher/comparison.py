@@ -7,21 +7,29 @@ unless the manifest leaves those tensors out or carries them whole; each with on
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
 
 import torch
 
 from publisher import fp8
 from publisher.carried import carried_modules, named_by, require_matches
 from publisher.dequantised import steps
+from publisher.engines import Begin, Engine, Job, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
-from publisher.records import Carried, LeftOut
+from publisher.records import Carried, LeftOut, Snapshot
 from publisher.tensors import Reader, TensorHeader, in_blocks
+from publisher.weights import Sides, TensorPair, elsewhere, readers_of
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
+_GROUP = 1 << 28  # bytes of a side that are compared as one unit, at least
+_COMPARED = 8  # times the stored bytes of a tensor: what both sides take at most, where FP8 is dequantised
+Group = tuple[TensorPair, ...]
 _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
     "and name that one"
@@ -56,36 +64,26 @@ class Comparison:
 
 
 def compare(
-    source: Mapping[str, TensorHeader],
-    base: Mapping[str, TensorHeader],
-    *,
-    readers: tuple[Reader, Reader],
-    ignore: Sequence[str],
-    carry: Sequence[str] = (),
-    progress: Progress,
+    sides: Sides, *, ignore: Sequence[str], carry: Sequence[str] = (), engine: Engine, progress: Progress
 ) -> Comparison:
     """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
 
     Tensors in files of one digest are equal, and are not read.
 
     Args:
-        source: headers of the released checkpoint.
-        base: headers of the base.
-        readers: of source and base.
+        sides: source and base.
         ignore: the manifest's adapter.ignore.
         carry: the manifest's adapter.carry.
+        engine: what reads and compares.
         progress: told of each tensor.
 
     Raises:
         ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
     """
+    (source, base), readers = sides.headers, sides.readers
     mismatched = preflight(source, base, ignore=ignore)
     shared = [name for name in source if name in base and source[name].shape == base[name].shape]
-    different = []
-    for index, name in enumerate(shared):
-        progress(f"comparing {name}", index, len(shared))
-        if not _one_file(source[name], base[name]) and not same(name, readers):
-            different.append(name)
+    different = _different(sides, shared, engine=engine, progress=progress)
     kept = [name for name in different if not named_by(name, ignore)]
     whole = carried_modules(kept, source, base=base, carry=carry)
     inside = {name for tensors in whole.values() for name in tensors}
@@ -104,6 +102,63 @@ def compare(
         carried=tuple(_carried(module, tensors, readers=readers) for module, tensors in whole.items()),
         fp8=tuple(side for side, headers in (("source", source), ("base", base)) if _in_fp8(changed, headers)),
     )
+
+
+def _different(sides: Sides, shared: Sequence[str], *, engine: Engine, progress: Progress) -> list[str]:
+    """Those of the tensors that differ, in the order given."""
+    pairs = [pair for pair in map(sides.pair, shared) if not _one_file(pair.source, pair.base)]
+    found, done = set[str](), len(shared) - len(pairs)
+
+    def tell(what: str) -> None:
+        progress(what, done, len(shared))
+
+    with engine.run(Comparing(sides.snapshots), _groups(pairs), tell=tell) as results:
+        for group, different in results:
+            found |= different
+            done += len(group)
+    return [name for name in shared if name in found]
+
+
+def _groups(pairs: Iterable[TensorPair]) -> list[Group]:
+    """In the order of the source's files, so many together that handing them out costs nothing beside reading them."""
+    groups, size = list[list[TensorPair]](), _GROUP
+    for pair in sorted(pairs, key=lambda pair: (pair.source.file, pair.source.start, pair.name)):
+        if size >= _GROUP:
+            groups.append([])
+            size = 0
+        groups[-1].append(pair)
+        size += pair.size
+    return [tuple(group) for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing(Job[Group, set[str]]):
+    """Compares tensors of two checkpoints byte by byte; the result names those that differ."""
+
+    snapshots: tuple[Snapshot, Snapshot]
+
+    def label(self, unit: Group) -> str:
+        """By the first of them."""
+        return f"comparing {unit[0].name}"
+
+    def memory(self, unit: Group) -> int:
+        """By the largest of them."""
+        return _COMPARED * max(pair.size for pair in unit)
+
+    def packed(self) -> Self:
+        """With absolute paths."""
+        return replace(self, snapshots=elsewhere(self.snapshots))
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[Begin[Group, set[str]]]:
+        """On the CPU: as fast as the bytes arrive."""
+        del device
+        yield lambda group: partial(self._different, group)
+
+    def _different(self, group: Group, tell: Tell) -> set[str]:
+        del tell
+        with readers_of(self.snapshots, group) as readers:
+            return {pair.name for pair in group if not same(pair.name, readers)}
 
 
 def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:

@@ -4,6 +4,7 @@
     ├── ManifestError         exit 2: the manifest or the command line is wrong
     ├── BusyError             another run works on the same output
     ├── NoRoomError           the disk is full
+    ├── EngineError           the cluster cannot be joined, or its workers fail
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
     │   ├── MissingFileError        the repository has no such file
@@ -26,7 +27,7 @@ catches these; nothing below it prints or exits.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _SHOWN = 12
 
@@ -43,12 +44,21 @@ class PublisherError(Exception):
         self.next_step = next_step
         super().__init__(found)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """All three parts travel, from a worker on another machine too."""
+        return _remade, (type(self), (self.found, self.expected, self.next_step))
+
     def __str__(self) -> str:
         after = (("Expected ", self.expected), ("Next: ", self.next_step))
         sentences = [f"{opening}{part.rstrip('.')}." for opening, part in after if part]
         if self.found.endswith("\n"):  # a list, on lines of its own
             return self.found + " ".join(sentences)
         return " ".join([f"{self.found.rstrip('.')}.", *sentences])
+
+
+def _remade(kind: type[PublisherError], parts: tuple[str, str, str]) -> PublisherError:
+    found, expected, next_step = parts
+    return kind(found, expected=expected, next_step=next_step)
 
 
 class ManifestError(PublisherError):
@@ -63,6 +73,10 @@ class BusyError(PublisherError):
 
 class NoRoomError(PublisherError):
     """The disk is full."""
+
+
+class EngineError(PublisherError):
+    """The cluster cannot be joined, or its workers fail again and again."""
 
 
 class FetchError(PublisherError):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from publisher.artefacts import ADAPTER, EXTRACTION, RESIDUAL
+from publisher.downloads import fetch_companions
 from publisher.errors import ManifestError, MergeError
 from publisher.files import canonical_json, flush, no_room, room_in, sha256_of, write_text
 from publisher.lock import locked
@@ -24,7 +25,7 @@ from publisher.progress import Progress
 from publisher.records import Extraction, Merged, Snapshot
 from publisher.rewrite import Shard, planned
 from publisher.stages.card import load_extraction
-from publisher.stages.fetch import fetch, fetch_companions
+from publisher.stages.fetch import fetch
 from publisher.tensors import CONFIG, INDEX, TensorReader, file_headers, read_config, read_headers, read_json
 from publisher.weights import headers_of, reader_of
 
@@ -71,7 +72,7 @@ def merge(request: Request, progress: Progress) -> Merged:
         _require_recorded(extraction, staged, progress)
         base = fetch(variant.base, memo=work / "digests.json", progress=progress)
         _require_base(extraction, base)
-        fetch_companions(variant.base, base, progress)
+        fetch_companions(base, progress)
         return _merged(extraction, base, staged=staged, request=request, progress=progress)
 
 

@@ -5,21 +5,76 @@ runs. It refuses NaN and infinity.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from publisher import lora
+from publisher import dequantised, fp8, lora
 from publisher.adapter import Factors
+from publisher.engines import Begin, Finish, Job, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.manifest import AdapterSettings, Energy
-from publisher.records import ModuleExtraction, spectrum_places
+from publisher.records import ModuleExtraction, Snapshot, spectrum_places
 from publisher.recovered import Told, recovered
 from publisher.residual import residual_of
+from publisher.weights import TensorPair, elsewhere, readers_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_WORKED_ON = 32  # bytes for each element of a weight: both sides, the update, and what is computed of it
 _FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
+
+
+@dataclass(frozen=True, slots=True)
+class Extracting(Job[TensorPair, Factors]):
+    """Reads both weights of a module and takes its factors out."""
+
+    snapshots: tuple[Snapshot, Snapshot]
+    settings: AdapterSettings
+
+    def label(self, unit: TensorPair) -> str:
+        """By its name."""
+        return f"extracting {unit.name}"
+
+    def memory(self, unit: TensorPair) -> int:
+        """By its size."""
+        return _WORKED_ON * math.prod(unit.source.shape)
+
+    def packed(self) -> Self:
+        """With absolute paths."""
+        return replace(self, snapshots=elsewhere(self.snapshots))
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, Factors]]:
+        """The arithmetic is done on that device."""
+        yield lambda pair: self._read(pair, device)
+
+    def _read(self, pair: TensorPair, device: torch.device) -> Finish[Factors]:
+        """With the steps of their stored values, of both sides together, where these are in FP8."""
+        with readers_of(self.snapshots, [pair]) as readers:
+            source, base = (reader.read(pair.name) for reader in readers)
+            steps = fp8.combined(dequantised.steps(pair.name, reader) for reader in readers)
+
+        def finish(tell: Tell) -> Factors:
+            return extract_module(
+                pair.name,
+                source.to(device),
+                base=base.to(device),
+                settings=self.settings,
+                steps=None if steps is None else steps.to(device),
+                told=_told(tell, self.label(pair)),
+            )
+
+        return finish
+
+
+def _told(tell: Tell, what: str) -> Told:
+    """Passes on the iterations of the exact method on one module."""
+    return lambda iteration, share: tell(f"{what}: {share:.3%} exact after {iteration} iterations")
 
 
 def extract_module(

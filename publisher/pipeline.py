@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from publisher.artefacts import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
 from publisher.commitplan import dry_plan, staged_files
@@ -42,6 +43,9 @@ from publisher.signing import Means, is_signed, require_means, sign_release
 from publisher.stages.card import card_files, load_evidence, other_pictures
 from publisher.stages.push import Target, preflight, push
 
+if TYPE_CHECKING:
+    from publisher.engines import Engine
+
 STAGES = ("fetch", "extract", "validate", "verify", "card", "push")
 _VALIDATION_CODE = (
     "adapter.py",
@@ -64,7 +68,9 @@ class Run:
     Attributes:
         manifest_file: the manifest.
         dist: where the staged tree and the work folder go.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda` or, for the local engine, `cuda:N`.
+        engine: where the work is done: `local`, `ray` or `ray://HOST:PORT`.
+        model_gpus: how many GPUs a model of verification is spread over.
         variants: paths of the variants to work on; empty for all.
         first: the first stage to run; it runs again even if nothing changed, earlier results are taken as they are.
         last: the last stage to run.
@@ -79,6 +85,8 @@ class Run:
     manifest_file: Path
     dist: Path
     device: str = "auto"
+    engine: str = "local"
+    model_gpus: int = 1
     variants: tuple[str, ...] = ()
     first: str = "fetch"
     last: str = "push"
@@ -137,7 +145,7 @@ def _run_stages(
     manifest: Manifest, variants: Sequence[Variant], *, options: Run, target: Target, progress: Progress
 ) -> Outcome:
     places = [_place(variant, options, progress) for variant in variants]
-    outcomes = tuple(_variant(place, progress) for place in places)
+    outcomes = _variants(places, options, progress)
     changed = _card(manifest, options, progress) if options.includes("card") else None
     if options.writes:
         _require_publishable(manifest, options, places=places, progress=progress)
@@ -218,23 +226,34 @@ def _place(variant: Variant, options: Run, progress: Progress) -> _Place:
     return _Place(variant, options, _requests(variant, progress) if needed else ())
 
 
-def _variant(place: _Place, progress: Progress) -> VariantOutcome:
-    variant, options = place.variant, place.options
-    untouched = VariantOutcome(
+def _variants(places: Sequence[_Place], options: Run, progress: Progress) -> tuple[VariantOutcome, ...]:
+    if not options.touches_checkpoints:
+        return tuple(map(_untouched, places))
+    from publisher.engines import engine_named
+
+    with engine_named(options.engine, options.device) as engine:
+        return tuple(_variant(place, engine, progress) for place in places)
+
+
+def _untouched(place: _Place) -> VariantOutcome:
+    variant = place.variant
+    return VariantOutcome(
         path=variant.path, label=variant.label, reused=(), summary=None, validation=None, verification=None
     )
-    if not options.touches_checkpoints:
-        return untouched
+
+
+def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutcome:
+    variant = place.variant
     if (carried := _carried(place, progress)) is not None:
         return carried
     pair = _fetch(place, progress)
-    if options.last == "fetch":
-        return untouched
-    extraction, extract_held = _extraction(place, pair, progress)
-    validation, validate_held = _validation(place, pair, extraction=extraction, progress=progress)
+    if place.options.last == "fetch":
+        return _untouched(place)
+    extraction, extract_held = _extraction(place, pair, engine=engine, progress=progress)
+    validation, validate_held = _validation(place, pair, extraction=extraction, engine=engine, progress=progress)
     if validation is not None:
         extraction = _loaders(place, lambda: pair.base.folder, validation=validation, progress=progress)
-    verification, verify_held = _verification(place, pair, extraction=extraction, progress=progress)
+    verification, verify_held = _verification(place, pair, extraction=extraction, engine=engine, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
         path=variant.path,
@@ -282,19 +301,20 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
 
 def _fetch(place: _Place, progress: Progress) -> _Pair:
     """All that the variant's stages read, so that nothing is found missing after hours."""
-    from publisher.stages.fetch import fetch, fetch_companions
+    from publisher.downloads import fetch_companions
+    from publisher.stages.fetch import fetch
 
     variant, options, memo = place.variant, place.options, place.options.work / "digests.json"
-    if place.verifies and options.stream:
+    if place.verifies and options.stream and options.engine == "local":
         raise VerificationError(
-            "the weights are streamed, and verification runs the models",
+            "the weights are streamed, and verification runs the models on this machine",
             next_step="run without --stream, or stop with --until validate",
         )
     fetched = partial(fetch, memo=memo, progress=progress, stream=options.stream)
     source, base = fetched(variant.source), fetched(variant.base)
     if not place.verifies:
         return _Pair(source, base)
-    fetch_companions(variant.source, source, progress)
+    fetch_companions(source, progress)
     _require_module(variant, source.folder)
     return _Pair(source, base, fetched(variant.fp8) if variant.fp8 else None)
 
@@ -309,15 +329,13 @@ def _require_module(variant: Variant, folder: Path) -> None:
         )
 
 
-def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extraction, bool]:
+def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progress) -> tuple[Extraction, bool]:
     """The extraction, and whether it is an earlier one that still holds."""
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
     if not place.options.includes("extract"):
         return Extraction.read(evidence), False
-    from publisher.devices import chosen_device
     from publisher.stages import extract as stage
 
-    device = chosen_device(place.options.device)
     key = _extraction_key(place.variant, pair.pins)
     if place.options.first != "extract" and not _lapse(marker, key, folder=place.staged):
         return Extraction.read(evidence), True
@@ -327,7 +345,7 @@ def _extraction(place: _Place, pair: _Pair, progress: Progress) -> tuple[Extract
         base=pair.base,
         staged=place.staged,
         work=place.work(""),
-        device=device,
+        engine=engine,
         progress=progress,
     )
     written = [place.staged / name for name in extraction.summary.written]
@@ -342,7 +360,7 @@ def _extraction_key(variant: Variant, pins: Sequence[tuple[str, str, str]]) -> s
 
 
 def _validation(
-    place: _Place, pair: _Pair, *, extraction: Extraction, progress: Progress
+    place: _Place, pair: _Pair, *, extraction: Extraction, engine: "Engine", progress: Progress
 ) -> tuple[Validation | None, bool]:
     """What validation saw, and whether it is an earlier one that still holds."""
     result, marker = place.work("validation.json"), place.work("validate.json")
@@ -350,7 +368,6 @@ def _validation(
         return None, False
     if place.options.first != "validate" and not _validation_lapse(place):
         return Validation.read(result), True
-    from publisher.devices import chosen_device
     from publisher.stages.validate import validate
 
     validation = validate(
@@ -359,7 +376,7 @@ def _validation(
         source=pair.source,
         base=pair.base,
         staged=place.staged,
-        device=chosen_device(place.options.device),
+        engine=engine,
         progress=progress,
     )
     validation.write(result)
@@ -419,7 +436,7 @@ def _amend(place: _Place, extraction: Extraction) -> None:
 
 
 def _verification(
-    place: _Place, pair: _Pair, *, extraction: Extraction, progress: Progress
+    place: _Place, pair: _Pair, *, extraction: Extraction, engine: "Engine", progress: Progress
 ) -> tuple[Verification | None, bool]:
     """What the two models' answers come to, and whether that is an earlier result that still holds."""
     variant, options = place.variant, place.options
@@ -430,16 +447,15 @@ def _verification(
     marker, key = place.work("verify.json"), _verification_key(place, progress)
     if options.first != "verify" and not _lapse(marker, key, folder=place.staged):
         return Verification.read(place.staged / VERIFICATION), True
-    from publisher.devices import chosen_device
     from publisher.stages.verify import Inputs, verify
 
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8),
+        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
         staged=place.staged,
         work=place.work(""),
-        device=chosen_device(options.device),
+        engine=engine,
         progress=progress,
     )
     _mark(marker, key, folder=place.staged, files=[place.staged / VERIFICATION])
@@ -469,14 +485,19 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     from publisher.stages.verify import CODE
-    from publisher.tensors import companions_digest
 
     variant, staged = place.variant, place.staged
     files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
-    local = companions_digest(Path(variant.source.path)) if variant.source.path else ""
+    local = _companions(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
     return digest_of([files, settings, local, fp8, [file.content for file in place.requests], code_digest(CODE)])
+
+
+def _companions(folder: Path) -> str:
+    from publisher.tensors import checkpoint_files, companions_digest
+
+    return companions_digest(folder, checkpoint_files(folder))
 
 
 def _evidence_digest(evidence: Path) -> str:

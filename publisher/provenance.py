@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -14,20 +13,25 @@ from publisher import __version__
 from publisher.records import Tools
 
 _PACKAGE = Path(__file__).resolve().parent
-_DECIDING = ("torch", "safetensors")
+_DECIDING = ("python", "torch", "safetensors")
 
 
-def tools(device: str, *, code: Sequence[str]) -> Tools:
-    """The provenance of work done on `device` (`cpu`, or the accelerator's name) by these source files."""
+def tools(device: str, *, packages: Mapping[str, str], code: Sequence[str]) -> Tools:
+    """The provenance of work done by these source files.
+
+    Args:
+        device: `cpu`, or the accelerator's name.
+        packages: versions of at least those that decide the bytes, where the work was done.
+        code: the source files.
+    """
     commit, dirty = _checkout()
-    versions = {name: metadata.version(name) for name in _DECIDING}
     return Tools(
         publisher=__version__,
         commit=commit,
         dirty=dirty,
         code=code_digest(code),
         device=device,
-        packages={"python": platform.python_version(), **versions},
+        packages={name: packages[name] for name in _DECIDING},
     )
 
 
@@ -38,6 +42,12 @@ def code_digest(files: Sequence[str]) -> str:
         digest.update(f"{file}\n".encode())
         digest.update(hashlib.sha256((_PACKAGE / file).read_bytes()).digest())
     return digest.hexdigest()
+
+
+@cache
+def whole_code() -> str:
+    """Digest of all sources of the package."""
+    return code_digest([file.relative_to(_PACKAGE).as_posix() for file in _PACKAGE.rglob("*.py")])
 
 
 @cache

@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -59,6 +59,13 @@ class Request:
     def images(self) -> list[Image.Image]:
         """Its images, RGB."""
         return [_image(reference, self.folder) for reference in self.body.get("images") or ()]
+
+    def self_contained(self) -> "Request":
+        """With the content of its images in it, for a machine that has not their files."""
+        images = self.body.get("images")
+        if not images:
+            return self
+        return replace(self, body={**self.body, "images": [_data_url(one, self.folder) for one in images]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +249,12 @@ def _image(reference: str, folder: Path) -> Image.Image:
         source = folder / reference
     with Image.open(source) as image:
         return image.convert("RGB")
+
+
+def _data_url(reference: str, folder: Path) -> str:
+    if reference.startswith(_DATA):
+        return reference
+    return f"{_DATA};base64,{base64.b64encode((folder / reference).read_bytes()).decode()}"
 
 
 def _image_files(request: Request) -> Iterator[Path]:

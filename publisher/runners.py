@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -29,6 +29,7 @@ from publisher.loading import Adapter, class_named, load_adapter, quiet
 from publisher.manifest import Variant, VerificationSettings
 from publisher.records import Snapshot
 from publisher.requests import Request
+from publisher.spread import spread
 from publisher.tensors import companions
 
 Batch = Sequence[Request]
@@ -54,21 +55,50 @@ class Model:
     adapter: Path | None = None
     fp8: Snapshot | None = None
 
+    def mapped(self, change: Callable[[Snapshot], Snapshot]) -> "Model":
+        """The same with each of its checkpoints changed in this way."""
+        base, fp8 = (part and change(part) for part in (self.base, self.fp8))
+        return replace(self, release=change(self.release), base=base, fp8=fp8)
+
 
 @contextmanager
-def loaded(model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device) -> Iterator[Runner]:
+def loaded(
+    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, over: int = 1
+) -> Iterator[Runner]:
     """The model's runner, for as long as the block runs; the memory of the model before it is freed first.
+
+    Args:
+        model: what answers.
+        variant: the manifest's entry.
+        settings: its verification.
+        device: where the model goes, or where its inputs go if it is spread over several GPUs.
+        over: how many.
 
     Raises:
         VerificationError: it cannot be loaded whole, or the source's module is not as it must be.
         FetchError: the FP8 checkpoint is not one of this base.
     """
-    load = _decision if settings.runner == "decision" else _logits
     gc.collect()  # the model before this one, which was still in use when its block ended, and stands in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with quiet(), TemporaryDirectory() as work, torch.inference_mode():
-        yield _one_by_one(load(model, variant, settings=settings, device=device, work=Path(work)))
+        place = _Place(device, over)
+        if settings.runner == "decision":
+            runner = _decision(model, settings, place=place, work=Path(work))
+        else:
+            runner = _logits(model, variant, settings=settings, place=place)
+        yield _one_by_one(runner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a model goes: a device, or several GPUs of which that one is the first."""
+
+    device: torch.device
+    over: int
+
+    def put(self, network: Any) -> Any:
+        return network.to(self.device) if self.over == 1 else spread(network, self.over)
 
 
 def _one_by_one(answer: Runner) -> Runner:
@@ -113,10 +143,7 @@ def _adapted(base: Any, model: Model) -> Any:
 # --- logits -------------------------------------------------------------------------------------------------
 
 
-def _logits(
-    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, work: Path
-) -> Runner:
-    del work
+def _logits(model: Model, variant: Variant, *, settings: VerificationSettings, place: _Place) -> Runner:
     processor = transformers.AutoProcessor.from_pretrained(model.release.folder, local_files_only=True)
     tokenizer = getattr(processor, "tokenizer", processor)
     tokenizer.padding_side = "right"  # what comes after a text has no part in its next token
@@ -125,7 +152,7 @@ def _logits(
     plain = class_named(variant.model_class).from_pretrained(
         weights, dtype=getattr(torch, settings.dtype), local_files_only=True
     )
-    network = _adapted(plain.eval(), model).to(device)
+    network = place.put(_adapted(plain.eval(), model))
 
     def answers(batch: Batch) -> list[list[Answer]]:
         images = [image for request in batch for image in request.images()]
@@ -133,10 +160,10 @@ def _logits(
             raise ValueError("the release has no image processor")
         given: dict[str, Any] = {"images": images} if images else {}
         texts = [request.body["text"] for request in batch]
-        inputs = processor(text=texts, return_tensors="pt", padding=True, **given).to(device)
+        inputs = processor(text=texts, return_tensors="pt", padding=True, **given).to(place.device)
         last = inputs["attention_mask"].sum(1) - 1
         found = network(**inputs).logits
-        return [[_array(row[place])] for row, place in zip(found, last, strict=True)]
+        return [[_array(row[end])] for row, end in zip(found, last, strict=True)]
 
     return answers
 
@@ -148,22 +175,23 @@ def _array(logits: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
 # --- decision -----------------------------------------------------------------------------------------------
 
 
-def _decision(
-    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, work: Path
-) -> Runner:
-    del variant
+def _decision(model: Model, settings: VerificationSettings, *, place: _Place, work: Path) -> Runner:
     module = _module(model.release.folder / settings.module)
     folder = model.release.folder if model.base is None else _with_weights_of(model.base, model.release, work)
-    decider, processor = module.load_release_model(str(folder), device=device, dtype=getattr(torch, settings.dtype))
-    place = _backbone_of(decider)
-    setattr(decider, place, _adapted(getattr(decider, place), model).to(device))
+    first = place.device if place.over == 1 else torch.device("cpu")
+    decider, processor = module.load_release_model(str(folder), device=first, dtype=getattr(torch, settings.dtype))
+    name = _backbone_of(decider)
+    backbone = _adapted(getattr(decider, name), model)
+    setattr(decider, name, torch.nn.Identity())
+    decider.to(place.device)  # the head, wherever the backbone goes
+    setattr(decider, name, place.put(backbone))
     decider.eval()
     tokenizer = getattr(processor, "tokenizer", processor)
     padding = tokenizer.pad_token_id
 
     def answers(batch: Batch) -> list[list[Answer]]:
         records = [_encoded(module, processor, request) for request in batch]
-        found = decider(module.collate_records(records, 0 if padding is None else padding, device))
+        found = decider(module.collate_records(records, 0 if padding is None else padding, place.device))
         return [[_array(one) for one in answered] for answered in found]
 
     return answers
@@ -218,7 +246,7 @@ def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:
 
     So the release's own loader builds base + head, and no two models are ever in memory.
     """
-    for file in companions(release.folder):
+    for file in companions(release.folder, [file.name for file in release.checkpoint.files]):
         (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
     for name in (file.name for file in base.checkpoint.files):
         (work / name).symlink_to(os.path.realpath(base.folder / name))

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from publisher.comparison import Comparison, compare, shares
+from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import Carried
-from publisher.tensors import Reader, TensorHeader, read_config
+from publisher.tensors import TensorHeader, read_config
+from publisher.weights import Sides
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
@@ -42,52 +44,36 @@ class Structure:
     tied: Mapping[str, tuple[str, ...]]
 
 
-def compared(
-    variant: Variant,
-    *,
-    headers: tuple[Mapping[str, TensorHeader], Mapping[str, TensorHeader]],
-    readers: tuple[Reader, Reader],
-    base: Path,
-    progress: Progress,
-) -> Comparison:
+def compared(variant: Variant, sides: Sides, *, engine: Engine, progress: Progress) -> Comparison:
     """What differs between source and base, by headers and bytes and, where there is reason, by the model class.
 
     Args:
         variant: the manifest's entry.
-        headers: of source and base.
-        readers: of source and base.
-        base: the base's folder, with its config.json.
+        sides: source and base.
+        engine: what reads and compares.
         progress: told of each tensor.
 
     Raises:
         ExtractionError, ValidationError: as `compare` and `judged`.
     """
     settings = variant.adapter
-    seen = compare(*headers, readers=readers, ignore=settings.ignore, carry=settings.carry, progress=progress)
-    return judged(seen, variant.model_class, headers=headers[0], readers=readers, base=base)
+    seen = compare(sides, ignore=settings.ignore, carry=settings.carry, engine=engine, progress=progress)
+    return judged(seen, variant.model_class, sides)
 
 
-def judged(
-    seen: Comparison,
-    model_class: str,
-    *,
-    headers: Mapping[str, TensorHeader],
-    readers: tuple[Reader, Reader],
-    base: Path,
-) -> Comparison:
+def judged(seen: Comparison, model_class: str, sides: Sides) -> Comparison:
     """The comparison with what the class adds to it, where there is reason to ask.
 
     Args:
         seen: what the checkpoints tell.
         model_class: the manifest's.
-        headers: of the source.
-        readers: of source and base.
-        base: the base's folder, with its config.json.
+        sides: source and base, whose folder has its config.json.
 
     Raises:
         ExtractionError: changed weights are no linear modules of the class.
         ValidationError: transformers has no such class, or it is not for this configuration.
     """
+    headers, readers, base = sides.headers[0], sides.readers, sides.snapshots[1].folder
     if not (seen.carried or in_doubt(seen.changed, headers, config=read_config(base), model_class=model_class)):
         return seen
     found = structure_of(model_class, base)

@@ -138,19 +138,14 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
     return tuple(sorted({CONFIG, entry, *shards}))
 
 
-def companions(folder: Path) -> list[Path]:
-    """What a folder holds beside its checkpoint, sorted: head, code, tokenizer, processor.
-
-    Raises:
-        FetchError: as `checkpoint_files`.
-    """
-    weights = checkpoint_files(folder)
-    return sorted(path for path in folder.iterdir() if path.name not in weights)
+def companions(folder: Path, checkpoint: Collection[str]) -> list[Path]:
+    """What a folder holds beside these files, those of the checkpoint, sorted: head, code, tokenizer, processor."""
+    return sorted(path for path in folder.iterdir() if path.name not in checkpoint)
 
 
-def companions_digest(folder: Path) -> str:
+def companions_digest(folder: Path, checkpoint: Collection[str]) -> str:
     """Of the files among them, by name and content: no commit fixes those of a local folder."""
-    return digest_of([[file.name, sha256_of(file)] for file in companions(folder) if file.is_file()])
+    return digest_of([[file.name, sha256_of(file)] for file in companions(folder, checkpoint) if file.is_file()])
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -6,9 +6,10 @@ along with the last. A file of weights whose header does not describe its bytes 
 """
 
 import math
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +59,100 @@ def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
 
 @contextmanager
 def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
-    """What reads the snapshot's tensors; `headers` as from `headers_of`."""
-    files = stored(headers)
-    with nullcontext(StreamReader(snapshot, files)) if snapshot.streamed else TensorReader(files) as reader:
+    """What reads the snapshot's tensors; `headers` as from `headers_of`, of all of them or of some.
+
+    The headers may come from another machine. One that has not the snapshot's folder reads a checkpoint of the Hub
+    there.
+
+    Raises:
+        FetchError: a local checkpoint is not on this machine.
+    """
+    remote = _is_remote(snapshot)
+    files = {name: replace(header, file=snapshot.folder / header.file.name) for name, header in stored(headers).items()}
+    with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as reader:
         yield Dequantising(reader, headers) if len(files) > len(headers) else reader
+
+
+def _is_remote(snapshot: Snapshot) -> bool:
+    if snapshot.streamed or snapshot.folder.is_dir():
+        return snapshot.streamed
+    if snapshot.checkpoint.kind == "hub":
+        return True
+    raise not_here(snapshot)
+
+
+def not_here(snapshot: Snapshot) -> FetchError:
+    """A local checkpoint is not on this machine, which is one of several."""
+    return FetchError(
+        f"there is no {snapshot.folder} on {socket.gethostname()}",
+        expected="a local checkpoint at the same path on every machine of the cluster",
+        next_step="mount it there, or name a checkpoint of the Hub in the manifest",
+    )
+
+
+# --- source and base ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Source and base, in this order, opened for reading.
+
+    Attributes:
+        snapshots: what they are.
+        headers: of all their tensors, as from `headers_of`.
+        readers: of their tensors.
+    """
+
+    snapshots: tuple[Snapshot, Snapshot]
+    headers: tuple[Mapping[str, TensorHeader], Mapping[str, TensorHeader]]
+    readers: tuple[Reader, Reader]
+
+    def pair(self, name: str) -> "TensorPair":
+        """The tensor that both have by this name."""
+        return TensorPair(name, *(headers[name] for headers in self.headers))
+
+
+@contextmanager
+def opened(source: Snapshot, base: Snapshot) -> Iterator[Sides]:
+    """Both checkpoints, with their headers read.
+
+    Raises:
+        FetchError, HubError: as `headers_of`.
+    """
+    snapshots, headers = (source, base), (headers_of(source), headers_of(base))
+    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
+        yield Sides(snapshots, headers, (sources, bases))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """The tensor of one name on both sides, with what it takes to read it on any machine."""
+
+    name: str
+    source: TensorHeader
+    base: TensorHeader
+
+    @property
+    def size(self) -> int:
+        """Bytes of the larger one, as stored."""
+        return max(header.stop - header.start for header in (self.source, self.base))
+
+
+@contextmanager
+def readers_of(snapshots: tuple[Snapshot, Snapshot], pairs: Sequence[TensorPair]) -> Iterator[tuple[Reader, Reader]]:
+    """Readers of source and base, for these tensors."""
+    source, base = snapshots
+    with (
+        reader_of(source, {pair.name: pair.source for pair in pairs}) as sources,
+        reader_of(base, {pair.name: pair.base for pair in pairs}) as bases,
+    ):
+        yield sources, bases
+
+
+def elsewhere(snapshots: tuple[Snapshot, Snapshot]) -> tuple[Snapshot, Snapshot]:
+    """As another process may look for them, which works in another folder."""
+    source, base = (snapshot.model_copy(update={"folder": snapshot.folder.absolute()}) for snapshot in snapshots)
+    return source, base
 
 
 # --- headers by ranges --------------------------------------------------------------------------------------

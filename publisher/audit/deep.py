@@ -11,25 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from publisher.artefacts import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.comparison import Comparison
 from publisher.devices import chosen_device
+from publisher.engines import Engine
+from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
 from publisher.loading import quiet
 from publisher.manifest import Reference, Variant
-from publisher.module import extract_module
+from publisher.module import Extracting
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.extract import quantisation_steps
 from publisher.stages.fetch import fetch
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.structure import compared
 from publisher.summary import differences, summarise
-from publisher.weights import headers_of, reader_of
+from publisher.weights import headers_of, opened
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 _OTHER_SHARE = 1e-3  # between two machines' recoveries
@@ -40,7 +39,7 @@ class Bench:
     """What the work is done with."""
 
     work: Path
-    device: torch.device
+    engine: Engine
     progress: Progress
 
     @classmethod
@@ -50,7 +49,7 @@ class Bench:
         Raises:
             ManifestError: it cannot be used here.
         """
-        return cls(work, chosen_device(device), progress)
+        return cls(work, Local(chosen_device(device)), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,29 +135,25 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    headers = headers_of(case.source), headers_of(case.base)
-    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
-        sides = sources, bases
-        folder, progress = case.base.folder, case.bench.progress
-        return compared(case.variant, headers=headers, readers=sides, base=folder, progress=progress)
+    with opened(case.source, case.base) as sides:
+        return compared(case.variant, sides, engine=case.bench.engine, progress=case.bench.progress)
 
 
 def extracted_again(case: _Case) -> str:
     """Every module is extracted again, and its figures come out as extraction.json has them."""
     _require_modules(case)
-    problems: list[str] = []
-    modules, device = case.extraction.modules, case.bench.device
-    headers = headers_of(case.source), headers_of(case.base)
-    with reader_of(case.source, headers[0]) as sources, reader_of(case.base, headers[1]) as bases:
-        for index, module in enumerate(modules):
-            case.bench.progress(f"extracting {module.name}", index, len(modules))
-            name = f"{module.name}.weight"
-            source, base = (reader.read(name).to(device) for reader in (sources, bases))
-            steps = quantisation_steps(name, (sources, bases))
-            steps = None if steps is None else steps.to(device)
-            again = extract_module(name, source, base=base, settings=case.variant.adapter, steps=steps).figures
-            problems += _other_figures(module, again)
-    require_none(problems)
+    modules = {f"{module.name}.weight": module for module in case.extraction.modules}
+    again: dict[str, ModuleExtraction] = {}
+
+    def tell(what: str) -> None:
+        case.bench.progress(what, len(again), len(modules))
+
+    with opened(case.source, case.base) as sides:
+        job = Extracting(sides.snapshots, case.variant.adapter)
+        with case.bench.engine.run(job, map(sides.pair, modules), tell=tell) as results:
+            for pair, module in results:
+                again[pair.name] = module.figures
+    require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
     return f"{len(modules)} modules extracted again give the same figures"
 
 
@@ -203,7 +198,7 @@ def residuals(case: _Case) -> str:
         source=case.source,
         base=case.base,
         staged=case.folder,
-        device=case.bench.device,
+        engine=case.bench.engine,
         progress=case.bench.progress,
     )
     return f"{len(case.extraction.modules)} modules; the largest difference from a claim is {largest:.2g}"

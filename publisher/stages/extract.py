@@ -16,19 +16,19 @@ from pathlib import Path
 
 import torch
 
-from publisher import dequantised, fp8, provenance
+from publisher import provenance
 from publisher.adapter import adapter_config, carried_keys, write_adapter
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.comparison import Comparison, ranges
-from publisher.devices import device_name
+from publisher.engines import Engine, Machine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.exports import require_exportable, write_exports
 from publisher.files import canonical_json, digest_of, no_room, write_text
 from publisher.kept import Shelf, shelf
 from publisher.kinship import require_kin, require_low_rank
 from publisher.manifest import AdapterSettings, Expectation, Variant
-from publisher.module import DTYPES, extract_module
-from publisher.overlap import Behind, ahead
+from publisher.module import DTYPES, Extracting
+from publisher.overlap import Behind
 from publisher.progress import Progress
 from publisher.records import (
     Extraction,
@@ -38,13 +38,12 @@ from publisher.records import (
     Snapshot,
     Tools,
 )
-from publisher.recovered import Told
 from publisher.residual import planned
 from publisher.structure import compared
 from publisher.summary import summarise
 from publisher.tensorfile import Planned, write_tensors
 from publisher.tensors import Reader, TensorHeader, read_config, torch_dtype
-from publisher.weights import headers_of, reader_of
+from publisher.weights import TensorPair, opened
 
 CODE = (
     "adapter.py",
@@ -85,7 +84,7 @@ def extract(
     base: Snapshot,
     staged: Path,
     work: Path,
-    device: torch.device,
+    engine: Engine,
     progress: Progress,
 ) -> Extraction:
     """Write adapter_model.safetensors, adapter_config.json and extraction.json into `staged`.
@@ -96,35 +95,38 @@ def extract(
         base: the checkpoint it was trained from.
         staged: the variant's folder in the staged tree.
         work: where finished modules are kept, for a run that was interrupted or that changes no arithmetic.
-        device: where the arithmetic runs.
+        engine: where tensors are compared and the arithmetic is done.
         progress: told of each tensor.
 
     Raises:
         ExtractionError: naming every tensor or expectation that stands in the way.
+        EngineError: the cluster fails.
     """
-    headers = headers_of(source), headers_of(base)
-    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
-        seen = compared(variant, headers=headers, readers=(sources, bases), base=base.folder, progress=progress)
+    with opened(source, base) as sides:
+        headers, readers = sides.headers[0], sides.readers
+        seen = compared(variant, sides, engine=engine, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         if variant.adapter.method == "exact":
-            _require_intervals(seen, headers[0], label=variant.label)
-        _require_exports(variant, seen, headers=headers[0], base=base)
-        require_kin(seen.changed, (sources, bases))
-        tools = provenance.tools(device_name(device), code=CODE)
-        kept = shelf(work, _arithmetic_key(variant, source, base=base, tools=tools))
-        _require_room(variant.adapter, [headers[0][name].shape for name in seen.changed], work=work, kept=kept)
+            _require_intervals(seen, headers, label=variant.label)
+        _require_exports(variant, seen, headers=headers, base=base)
+        require_kin(seen.changed, readers)
+        tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=CODE)
+        kept = shelf(work, _arithmetic_key(variant, sides.snapshots, machine=engine.machine, tools=tools))
+        _require_room(variant.adapter, [headers[name].shape for name in seen.changed], work=work, kept=kept)
+        pairs = [sides.pair(name) for name in seen.changed]
         modules = _finished(
-            seen.changed, variant.adapter, readers=(sources, bases), device=device, kept=kept, progress=progress
+            pairs, Extracting(sides.snapshots, variant.adapter), engine=engine, kept=kept, progress=progress
         )
         _require_signal(modules)
         require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
         progress("writing the adapter")
-        carried = {key: _planned(sources, headers[0][name], name) for key, name in carried_keys(seen.carried).items()}
-        snapshots = source, base
+        carried = {key: _planned(readers[0], headers[name], name) for key, name in carried_keys(seen.carried).items()}
         write = partial(
-            _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[0][seen.changed[0]])
+            _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[seen.changed[0]])
         )
-        return _assemble(modules, variant, seen=seen, snapshots=snapshots, tools=tools, staged=staged, write=write)
+        return _assemble(
+            modules, variant, seen=seen, snapshots=sides.snapshots, tools=tools, staged=staged, write=write
+        )
 
 
 def _require_exports(
@@ -166,36 +168,23 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 
 
 def _finished(
-    names: Sequence[str],
-    settings: AdapterSettings,
-    *,
-    readers: tuple[Reader, Reader],
-    device: torch.device,
-    kept: Shelf,
-    progress: Progress,
+    pairs: Sequence[TensorPair], job: Extracting, *, engine: Engine, kept: Shelf, progress: Progress
 ) -> tuple[ModuleExtraction, ...]:
     """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
 
-    While one module is computed, the next is read and the one before is written.
+    While the next modules are computed, the one before is written.
     """
-    found = {name: kept.figures(name.removesuffix(".weight")) for name in names}
-    missing = [name for name in names if found[name] is None]
-    with Behind() as writing:
-        for name, pair in ahead(missing, lambda name: _read(name, readers)):
-            progress(f"extracting {name}", sum(map(bool, found.values())), len(names))
-            source, base, steps = pair
-            steps = None if steps is None else steps.to(device)
-            told = _told(progress, f"extracting {name}", done=sum(map(bool, found.values())), total=len(names))
-            weights = source.to(device), base.to(device)
-            module = extract_module(name, weights[0], base=weights[1], settings=settings, steps=steps, told=told)
+    found = {pair: kept.figures(pair.name.removesuffix(".weight")) for pair in pairs}
+
+    def tell(what: str) -> None:
+        progress(what, sum(map(bool, found.values())), len(found))
+
+    missing = [pair for pair in pairs if found[pair] is None]
+    with Behind() as writing, engine.run(job, missing, tell=tell) as results:
+        for pair, module in results:
             writing.do(kept.put, module)
-            found[name] = module.figures
+            found[pair] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
-
-
-def _told(progress: Progress, what: str, *, done: int, total: int) -> Told:
-    """Passes on the iterations of the exact method on one module."""
-    return lambda iteration, share: progress(f"{what}: {share:.3%} exact after {iteration} iterations", done, total)
 
 
 def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], *, work: Path, kept: Shelf) -> None:
@@ -211,22 +200,11 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
         raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
 
 
-def _read(name: str, readers: tuple[Reader, Reader]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Both weights, and the steps of their stored values where these are in FP8."""
-    source, base = (reader.read(name) for reader in readers)
-    return source, base, quantisation_steps(name, readers)
-
-
-def quantisation_steps(name: str, readers: tuple[Reader, Reader]) -> torch.Tensor | None:
-    """The steps of the stored FP8 values, of both sides together; None where neither is in FP8."""
-    return fp8.combined(dequantised.steps(name, reader) for reader in readers)
-
-
-def _arithmetic_key(variant: Variant, source: Snapshot, *, base: Snapshot, tools: Tools) -> str:
-    checkpoints = [snapshot.checkpoint.model_dump() for snapshot in (source, base)]
+def _arithmetic_key(variant: Variant, snapshots: tuple[Snapshot, Snapshot], *, machine: Machine, tools: Tools) -> str:
+    checkpoints = [snapshot.checkpoint.model_dump() for snapshot in snapshots]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype", "residual"})
-    machine = [torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()]  # both move the last digits
-    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, machine])
+    digits = [machine.threads, machine.capability]  # both move the last ones
+    return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, digits])
 
 
 def _require_signal(modules: Sequence[ModuleExtraction]) -> None:

@@ -28,7 +28,6 @@ from publisher.tensors import (
 from publisher.weights import headers_of
 
 _SHA256_DIGITS = 64
-_OTHER_WEIGHTS = frozenset({".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"})
 
 
 class _Known(Record):
@@ -68,24 +67,6 @@ def fetch(reference: Reference, *, memo: Path, progress: Progress, stream: bool 
     content = digest_of([file.model_dump() for file in files])
     name = folder.resolve().name
     return Snapshot(checkpoint=Checkpoint(kind="local", name=name, revision=content, files=files), folder=folder)
-
-
-def fetch_companions(reference: Reference, snapshot: Snapshot, progress: Progress) -> None:
-    """Download what a repository holds beside its weights, into the snapshot's folder: head, code, tokenizer.
-
-    A local folder has them. Weights in other formats and in subfolders are left out.
-
-    Raises:
-        HubError: the Hub cannot be reached, or refuses.
-    """
-    if reference.path is not None:
-        return
-    repo, revision = reference.repo or "", reference.revision or ""
-    progress(f"fetching the other files of {repo}@{revision[:8]}")
-    there = {file.name for file in snapshot.checkpoint.files}
-    for name in (file.path for file in hub.list_files(repo, revision)):
-        if name not in there and "/" not in name and Path(name).suffix not in _OTHER_WEIGHTS:
-            hub.download(repo, revision, filename=name)
 
 
 def _download(reference: Reference, progress: Progress) -> Path:

@@ -11,9 +11,10 @@ PEFT itself only warns, or says nothing, where an adapter loads in part; here ea
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -22,6 +23,7 @@ from safetensors import safe_open
 from publisher import lora
 from publisher.adapter import KEY_PREFIX, carried_keys
 from publisher.artefacts import ADAPTER, RESIDUAL
+from publisher.engines import Begin, Engine, Finish, Job, Tell
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
 from publisher.loading import (
@@ -39,7 +41,7 @@ from publisher.records import ExactRecovery, Extraction, FunctionCheck, ModuleEx
 from publisher.residual import Residual
 from publisher.summary import summary_problems
 from publisher.tensors import TensorHeader
-from publisher.weights import headers_of, reader_of
+from publisher.weights import Sides, TensorPair, elsewhere, headers_of, opened, readers_of
 
 MERGE_TOLERANCE = 1e-4  # of a share: sums in another order move what lies at the very edge of its interval
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
@@ -47,6 +49,7 @@ FUNCTION_LIMIT = 0.5  # of the way from the source's logits to the base's
 _SEQUENCES, _TOKENS = 2, 32
 _MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
 _STREAMED = "the weights are streamed, and the model is not on this machine"
+_CHECKED = 24  # bytes for each element of a weight: both sides, the merged one, and the difference
 _AGAIN = "publish extract --manifest MANIFEST"
 
 
@@ -57,7 +60,7 @@ def validate(
     source: Snapshot,
     base: Snapshot,
     staged: Path,
-    device: torch.device,
+    engine: Engine,
     progress: Progress,
 ) -> Validation:
     """Check the adapter in `staged` in all three ways; what was seen.
@@ -69,7 +72,7 @@ def validate(
         progress(f"validating {variant.label}: structure")
         require_structure(variant, extraction, base=base, staged=staged)
         difference = require_numbers(
-            extraction, source=source, base=base, staged=staged, device=device, progress=progress
+            extraction, source=source, base=base, staged=staged, engine=engine, progress=progress
         )
         obstacle = _STREAMED if source.streamed or base.streamed else function_obstacle(headers_of(source))
         progress(f"validating {variant.label}: function")
@@ -159,44 +162,108 @@ def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot
 
 
 def require_numbers(
-    extraction: Extraction,
-    *,
-    source: Snapshot,
-    base: Snapshot,
-    staged: Path,
-    device: torch.device,
-    progress: Progress,
+    extraction: Extraction, *, source: Snapshot, base: Snapshot, staged: Path, engine: Engine, progress: Progress
 ) -> float:
     """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
-    largest = 0.0
-    problems: list[str] = []
+    found: dict[str, _Checked] = {}
+
+    def tell(what: str) -> None:
+        progress(what, len(found), len(extraction.modules))
+
     with (
-        reader_of(source, headers_of(source)) as sources,
-        reader_of(base, headers_of(base)) as bases,
+        opened(source, base) as sides,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
         _residuals(extraction, staged) as residuals,
     ):
-        for index, module in enumerate(extraction.modules):
-            progress(f"checking {module.name}", index, len(extraction.modules))
-            weights = [reader.read(f"{module.name}.weight").to(device) for reader in (bases, sources)]
-            a, b = (adapter.get_tensor(key).to(device) for key in sorted(_tensors_of(module)))
-            if module.transposed:
-                a, b = b.T, a.T
-            if module.recovery:
-                problems += _merge_problems(module.name, module.recovery, weights, factors=(b, a), left=residuals)
-            found = lora.merge_quality(*weights, b=b, a=a)
-            exact = found.exact_elements / math.prod(module.shape)
-            differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
-            largest = max(largest, *differences)
-            if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
-                problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
-            if differences[1] > CLAIM_TOLERANCE:
-                problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
+        claims = (_claim(module, sides, adapter=adapter, residuals=residuals) for module in extraction.modules)
+        with engine.run(Checking(sides.snapshots), claims, tell=tell) as results:
+            for claim, checked in results:
+                found[claim.module.name] = checked
+        problems = [problem for module in extraction.modules for problem in found[module.name].problems]
         for key, name in carried_keys(extraction.summary.carried).items():
-            if not torch.equal(adapter.get_tensor(key), sources.read(name)):
+            if not torch.equal(adapter.get_tensor(key), sides.readers[0].read(name)):
                 problems.append(f"{key} is not the source's {name}")
     _require_none(problems, "base + adapter differs from what extraction.json claims")
-    return largest
+    return max((checked.difference for checked in found.values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the evidence says of a module, and what lies in the adapter for it; `b` is (m, r), `a` (r, n)."""
+
+    module: ModuleExtraction
+    weights: TensorPair
+    b: torch.Tensor
+    a: torch.Tensor
+    residual: Residual | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """How far a module is from its claim, and what is wrong with that."""
+
+    difference: float
+    problems: tuple[str, ...]
+
+
+def _claim(
+    module: ModuleExtraction, sides: Sides, *, adapter: Any, residuals: Callable[[str], Residual] | None
+) -> Claim:
+    a, b = (adapter.get_tensor(key) for key in sorted(_tensors_of(module)))
+    if module.transposed:
+        a, b = b.T, a.T
+    return Claim(module, sides.pair(f"{module.name}.weight"), b, a, residuals(module.name) if residuals else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Checking(Job[Claim, _Checked]):
+    """Merges a module's factors into the base's weight and holds the result against the source's."""
+
+    snapshots: tuple[Snapshot, Snapshot]
+
+    def label(self, unit: Claim) -> str:
+        """By its name."""
+        return f"checking {unit.module.name}"
+
+    def memory(self, unit: Claim) -> int:
+        """By its size."""
+        return _CHECKED * math.prod(unit.module.shape)
+
+    def packed(self) -> Self:
+        """With absolute paths."""
+        return replace(self, snapshots=elsewhere(self.snapshots))
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[Begin[Claim, _Checked]]:
+        """The arithmetic is done on that device."""
+        yield lambda claim: self._read(claim, device)
+
+    def _read(self, claim: Claim, device: torch.device) -> Finish[_Checked]:
+        with readers_of(self.snapshots, [claim.weights]) as readers:
+            source, base = (reader.read(claim.weights.name) for reader in readers)
+
+        def finish(tell: Tell) -> _Checked:
+            del tell
+            return _checked(claim, base.to(device), source=source.to(device))
+
+        return finish
+
+
+def _checked(claim: Claim, base: torch.Tensor, *, source: torch.Tensor) -> _Checked:
+    module, problems = claim.module, list[str]()
+    a, b = claim.a.to(base.device), claim.b.to(base.device)
+    if module.recovery:
+        problems += _merge_problems(
+            module.name, module.recovery, (base, source), factors=(b, a), residual=claim.residual
+        )
+    found = lora.merge_quality(base, source, b=b, a=a)
+    exact = found.exact_elements / math.prod(module.shape)
+    differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
+    if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
+        problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
+    if differences[1] > CLAIM_TOLERANCE:
+        problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
+    return _Checked(max(differences), tuple(problems))
 
 
 @contextmanager
@@ -222,7 +289,7 @@ def _merge_problems(
     weights: Sequence[torch.Tensor],
     *,
     factors: tuple[torch.Tensor, torch.Tensor],
-    left: Callable[[str], Residual] | None,
+    residual: Residual | None,
 ) -> Iterator[str]:
     """What PEFT's own merge restores, as much as is claimed; and everything, once the residual is set."""
     base, source = weights
@@ -231,7 +298,7 @@ def _merge_problems(
     share = float((merged == source).double().mean())
     if not share >= recovery.share - MERGE_TOLERANCE:
         yield f"{name}: PEFT's merge restores {share:.6%}, claimed {recovery.share:.6%}"
-    if left is not None and not torch.equal(left(name).apply(merged), source):
+    if residual is not None and not torch.equal(residual.apply(merged), source):
         yield f"{name}: PEFT's merge with {RESIDUAL} is not the source's weight"
 
 

@@ -1,22 +1,21 @@
 """Verify: the released model and base + adapter answer the same requests, and their answers are held together.
 
-Each model is loaded once, answers what is not on disk yet, and is freed before the next. Request files are read
-before that. Answers are kept by all that they rest on, so a changed adapter is asked anew and the released model is
-not. A set that breaks one of its bounds fails the stage; what was seen is then kept in the work folder, and nothing
-of it is staged.
+Each model is loaded, once or by each of several workers, answers what is not on disk yet, and is freed before the
+next. Request files are read before that. Answers are kept by all that they rest on, so a changed adapter is asked
+anew and the released model is not. A set that breaks one of its bounds fails the stage; what was seen is then kept in
+the work folder, and nothing of it is staged.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from publisher.answering import Answering, Asked
 from publisher.answers import Answer, Answers
 from publisher.artefacts import ADAPTER, CONFIG, VERIFICATION
-from publisher.devices import device_name
+from publisher.engines import Engine, Machine
 from publisher.errors import VerificationError, listed
 from publisher.figures import Floats, Pair, set_figures
 from publisher.files import digest_of, sha256_of
@@ -25,11 +24,12 @@ from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
 from publisher.requests import Request, RequestFile
-from publisher.runners import Model, Runner, loaded
+from publisher.runners import Model
 from publisher.tensors import companions_digest
 from publisher.weights import headers_of
 
 CODE = (
+    "answering.py",
     "answers.py",
     "figures.py",
     "fp8.py",
@@ -40,7 +40,7 @@ CODE = (
     "runners.py",
     "stages/verify.py",
 )
-_ANSWERING = ("answers.py", "fp8.py", "fp8base.py", "loading.py", "requests.py", "runners.py")
+_ANSWERING = ("answering.py", "answers.py", "fp8.py", "fp8base.py", "loading.py", "requests.py", "runners.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,14 @@ class Inputs:
         base: what the adapter goes on.
         files: the request files of the manifest's sets, in their order.
         fp8: the FP8 release of the base, where the variant has one.
+        over: how many GPUs each model is spread over.
     """
 
     source: Snapshot
     base: Snapshot
     files: Sequence[RequestFile]
     fp8: Snapshot | None = None
+    over: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class _Session:
     settings: VerificationSettings
     files: Sequence[RequestFile]
     work: Path
-    device: torch.device
+    engine: Engine
+    over: int
     progress: Progress
 
     def answers(self, model: Model) -> list[Answers]:
@@ -83,7 +86,7 @@ def verify(
     inputs: Inputs,
     staged: Path,
     work: Path,
-    device: torch.device,
+    engine: Engine,
     progress: Progress,
 ) -> Verification:
     """Ask every model what is not answered yet; what the answers come to, also written beside the adapter.
@@ -94,7 +97,7 @@ def verify(
         inputs: checkpoints and requests.
         staged: the folder of the adapter, for verification.json.
         work: the folder for answers.
-        device: where the models run.
+        engine: where the models run.
         progress: told batch by batch.
 
     Raises:
@@ -105,7 +108,15 @@ def verify(
     if settings is None:
         raise ValueError(f"{variant.label} asks for no verification")
     (staged / VERIFICATION).unlink(missing_ok=True)  # nothing earlier is evidence while this runs
-    session = _Session(variant, settings, inputs.files, work=work / "answers", device=device, progress=progress)
+    session = _Session(
+        variant,
+        settings,
+        inputs.files,
+        work=work / "answers",
+        engine=engine,
+        over=inputs.over,
+        progress=progress,
+    )
     released = Model("the released model", inputs.source)
     adapted = Model("base + adapter", inputs.source, base=inputs.base, adapter=staged)
     models = [released, adapted]
@@ -117,9 +128,9 @@ def verify(
         path=variant.path,
         adapter_sha256=extraction.summary.adapter.sha256,
         runner=settings.runner,
-        device=device_name(device),
+        device=engine.machine.device,
         dtype=settings.dtype,
-        packages=_packages(),
+        packages=_packages(engine.machine),
         sets=_sets(session, given[0], candidate=given[1], bounds=settings.sets),
         fp8=_fp8(session, inputs.fp8, given=given) if inputs.fp8 is not None else None,
     )
@@ -163,30 +174,28 @@ def _answered(session: _Session, model: Model) -> list[Answers]:
     """All answers of this model, which is loaded only where some are missing."""
     answers = session.answers(model)
     done = [one.finished() for one in answers]
-    batches = [_batches(file.requests, session.settings.batch) for file in session.files]
-    if all(n == len(b) for n, b in zip(done, batches, strict=True)):
+    todo = [
+        Asked(index, place, batch, f"{session.settings.sets[index].name}: {model.label}")
+        for index, file in enumerate(session.files)
+        for place, batch in enumerate(_batches(file.requests, session.settings.batch))
+        if place not in done[index]
+    ]
+    if not todo:
         return answers
     session.progress(f"loading {model.label} of {session.variant.label}")
-    with loaded(model, session.variant, settings=session.settings, device=session.device) as runner:
-        for index, file in enumerate(session.files):
-            todo = list(enumerate(batches[index]))[done[index] :]
-            what = f"answering {session.settings.sets[index].name}: {model.label}"
-            _ask(runner, todo, answers=answers[index], progress=_counting(session, what, len(file.requests)))
+    total = sum(len(file.requests) for file in session.files)
+    left = sum(len(asked.requests) for asked in todo)
+
+    def tell(what: str) -> None:
+        session.progress(what, total - left, total)
+
+    job = Answering(model, session.variant, session.settings, over=session.over)
+    with session.engine.run(job, todo, tell=tell) as results:
+        for asked, found in results:
+            fitting = [_fitting(given, request) for given, request in zip(found, asked.requests, strict=True)]
+            answers[asked.file].add(fitting, place=asked.place)
+            left -= len(asked.requests)
     return answers
-
-
-def _counting(session: _Session, what: str, total: int) -> Callable[[int], None]:
-    return lambda done: session.progress(what, done, total)
-
-
-def _ask(
-    runner: Runner, todo: Sequence[tuple[int, Sequence[Request]]], *, answers: Answers, progress: Callable[[int], None]
-) -> None:
-    size = max((len(batch) for _, batch in todo), default=0)
-    for place, batch in todo:
-        progress(place * size)
-        found = runner(batch)
-        answers.add([_fitting(given, request) for given, request in zip(found, batch, strict=True)], place=place)
 
 
 def _fitting(given: Sequence[Answer], request: Request) -> Sequence[Answer]:
@@ -207,13 +216,13 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
         [
             [[file.name, file.sha256] for part in parts if part for file in part.checkpoint.files],
             [(part.checkpoint.name, part.checkpoint.revision) if part else None for part in parts],
-            companions_digest(model.release.folder),
+            companions_digest(model.release.folder, [file.name for file in model.release.checkpoint.files]),
             _adapter_digest(model),
             file.content,
             settings.model_dump(include={"runner", "module", "dtype", "batch"}),
             session.variant.model_class,
-            device_name(session.device),
-            _packages(),
+            session.engine.machine.device,
+            _packages(session.engine.machine),
             code_digest(_ANSWERING),
         ]
     )[:24]
@@ -223,9 +232,9 @@ def _adapter_digest(model: Model) -> list[str]:
     return [sha256_of(model.adapter / name) for name in (ADAPTER, CONFIG)] if model.adapter else []
 
 
-def _packages() -> dict[str, str]:
+def _packages(machine: Machine) -> dict[str, str]:
     """Versions of the packages that decide the answers."""
-    return {name: metadata.version(name) for name in ("numpy", "peft", "torch", "transformers")}
+    return {name: machine.packages[name] for name in ("numpy", "peft", "torch", "transformers")}
 
 
 # --- what they come to --------------------------------------------------------------------------------------

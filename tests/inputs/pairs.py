@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from publisher.engines.local import Local
 from publisher.manifest import AdapterSettings, Reference, Variant
 from publisher.progress import silent
 from publisher.records import Extraction, Validation
@@ -108,13 +109,13 @@ class Pair:
         self.settings = settings
         places = {"staged": self.staged, "work": self.folder / "work"}
         sides = self._snapshots()
-        return extract(self.variant, sides[0], base=sides[1], **places, device=CPU, progress=silent)
+        return extract(self.variant, sides[0], base=sides[1], **places, engine=Local(CPU), progress=silent)
 
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""
         source, base = self._snapshots()
         places = {"source": source, "base": base, "staged": self.staged}
-        return validate(self.variant, extraction, **places, device=CPU, progress=silent)
+        return validate(self.variant, extraction, **places, engine=Local(CPU), progress=silent)
 
     def _snapshots(self) -> Any:
         memo = self.folder / "memo.json"

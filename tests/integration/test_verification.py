@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM
 
 from publisher.console import show_outcome
 from publisher.demofp8 import write_fp8
+from publisher.engines.local import Local
 from publisher.errors import PublisherError, PushError, VerificationError
 from publisher.files import sha256_of
 from publisher.lora import seeded
@@ -135,7 +136,7 @@ def verified(adapter: Path, *, base: str) -> Verification:
         inputs=Inputs(source, plain, files=files),
         staged=adapter,
         work=Path("work"),
-        device=torch.device("cpu"),
+        engine=Local(torch.device("cpu")),
         progress=silent,
     )
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from publisher.engines.local import Local
 from publisher.errors import ExtractionError
 from publisher.manifest import AdapterSettings, Expectation, Reference, Variant
 from publisher.progress import silent
@@ -74,7 +75,7 @@ def extracted(case: Case) -> Extraction:
     )
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (variant.source, variant.base))
     places = {"staged": Path("staged"), "work": Path("work")}
-    return extract(variant, source, base=base, **places, device=torch.device("cpu"), progress=silent)
+    return extract(variant, source, base=base, **places, engine=Local(torch.device("cpu")), progress=silent)
 
 
 @pytest.fixture(autouse=True)

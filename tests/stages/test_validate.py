@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher import lora
+from publisher.engines.local import Local
 from publisher.errors import ValidationError
 from publisher.files import packaged_folder, sha256_of
 from publisher.loading import Adapter, load_adapter, quiet
@@ -41,7 +42,7 @@ def validated(variant: Variant = FLASH) -> Validation:
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (variant.source, variant.base))
     extraction = Extraction.read(EXTRACTION)
     return stage.validate(
-        variant, extraction, source=source, base=base, staged=STAGED, device=torch.device("cpu"), progress=silent
+        variant, extraction, source=source, base=base, staged=STAGED, engine=Local(torch.device("cpu")), progress=silent
     )
 
 

@@ -24,10 +24,25 @@ def test_a_file_cut_anywhere_goes_on_with_the_batch_that_was_torn_and_ends_the_s
             answers.add(batch, place=place)
         whole = answers.file.read_bytes()
         answers.file.write_bytes(whole[: int(share * len(whole))])
-        for place, batch in list(enumerate(BATCHES))[answers.finished() :]:
-            answers.add(batch, place=place)
+        done = answers.finished()
+        for place, batch in enumerate(BATCHES):
+            if place not in done:
+                answers.add(batch, place=place)
         assert answers.file.read_bytes() == whole
-        assert answers.finished() == len(BATCHES)
+        assert answers.finished() == set(range(len(BATCHES)))
+
+
+@given(st.permutations(range(len(BATCHES))))
+def test_batches_are_kept_in_the_order_in_which_they_come_and_read_in_that_of_the_requests(order: list[int]) -> None:
+    with TemporaryDirectory() as folder:
+        answers = Answers(Path(folder, "a.jsonl"))
+        for place in order:
+            answers.add(BATCHES[place], place=place)
+        assert answers.finished() == set(order)
+        expected = [request for batch in BATCHES for request in batch]
+        assert [len(request) for request in answers.read()] == [len(request) for request in expected]
+        for found, given_ in zip(answers.read(), expected, strict=True):
+            assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found, given_, strict=True))
 
 
 def test_logits_come_back_as_they_were_and_reasons_too(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What is told from two headers alone: names, shapes, dtypes, layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from publisher.comparison import compare, equal, is_linear_weight, layers_of, preflight, ranges
+from publisher.comparison import Comparison, compare, equal, is_linear_weight, layers_of, preflight, ranges
+from publisher.engines.local import Local
 from publisher.errors import ExtractionError
 from publisher.progress import silent
+from publisher.records import Checkpoint, Snapshot
 from publisher.tensors import Scale, TensorHeader, TensorReader, file_headers
+from publisher.weights import Sides
 
 Headers = Mapping[str, TensorHeader]
 
@@ -26,30 +29,37 @@ def headers(*names: str) -> dict[str, TensorHeader]:
     return dict.fromkeys(names, header(4, 4))
 
 
+def compared(pair: Sequence[Headers], folder: Path) -> Comparison:
+    """What is found between two checkpoints with these headers, whose files are in this folder."""
+    snapshot = Snapshot(checkpoint=Checkpoint(kind="local", name="one", revision="", files=()), folder=folder)
+    source, base = pair
+    with TensorReader(source) as sources, TensorReader(base) as bases:
+        sides = Sides((snapshot, snapshot), (source, base), (sources, bases))
+        return compare(sides, ignore=(), engine=Local(torch.device("cpu")), progress=silent)
+
+
 # --- what is read -------------------------------------------------------------------------------------------
 
 
 def test_tensors_in_files_of_one_digest_are_equal_without_being_read(tmp_path: Path) -> None:
-    pair = []
+    pair = list[Headers]()
     for number, side in enumerate(("source", "base")):
         save_file({"b.weight": torch.full((4, 4), float(number))}, tmp_path / side)
         absent = TensorHeader("F32", (4, 4), tmp_path / "absent", sha256="one digest")
         own = replace(file_headers(tmp_path / side)["b.weight"], sha256=side)
         pair.append({"a.weight": absent, "b.weight": own})
-    with TensorReader(pair[0]) as sources, TensorReader(pair[1]) as bases:
-        seen = compare(pair[0], pair[1], readers=(sources, bases), ignore=(), progress=silent)
+    seen = compared(pair, tmp_path)
     assert (seen.changed, seen.equal) == (("b.weight",), 1)
 
 
 def test_weights_of_one_file_whose_scales_are_in_others_are_read(tmp_path: Path) -> None:
-    pair = []
+    pair = list[Headers]()
     for number, side in enumerate(("source", "base")):
         save_file({"a.weight": torch.full((4, 4), float(number))}, tmp_path / side)
         stored = replace(file_headers(tmp_path / side)["a.weight"], sha256="one digest")
         scale = Scale(stored, "a.weight_scale_inv", replace(stored, sha256=side), (128, 128))
         pair.append({"a.weight": replace(stored, scale=scale)})
-    with TensorReader(pair[0]) as sources, TensorReader(pair[1]) as bases:
-        seen = compare(pair[0], pair[1], readers=(sources, bases), ignore=(), progress=silent)
+    seen = compared(pair, tmp_path)
     assert (seen.changed, seen.equal) == (("a.weight",), 0)
 
 

@@ -1,0 +1,152 @@
+"""Where the units of a stage's work are done: on this machine (`local`), or on a Ray cluster (`on_ray`).
+
+A stage hands over a job and its units and takes each result as it comes, in any order; to leave the block is to
+cancel what is not done. A stage does not know which engine it has: a unit gives the same bytes wherever it is done,
+on machines that are alike in what `Machine` names. Refused is an engine whose package is not installed.
+"""
+
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+
+from publisher.devices import chosen_device, device_name
+from publisher.errors import ManifestError
+from publisher.provenance import whole_code
+
+Unit = TypeVar("Unit")
+Result = TypeVar("Result")
+Tell = Callable[[str], None]
+"""Told of what is being done."""
+Finish = Callable[[Tell], Result]
+Begin = Callable[[Unit], Finish[Result]]
+"""Reads what a unit needs, and gives the call that does its work."""
+
+_PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
+
+
+class Job(ABC, Generic[Unit, Result]):
+    """What is done to each unit; a frozen value that can be sent to another machine, as its units can."""
+
+    @property
+    def standing(self) -> int:
+        """Bytes that it keeps in memory between units, such as a model. What has any is opened once by each worker."""
+        return 0
+
+    @property
+    def gpus(self) -> float:
+        """How many GPUs it uses where it runs on any: half of one, so that one worker reads while one computes."""
+        return 0.5
+
+    @abstractmethod
+    def label(self, unit: Unit) -> str:
+        """What is being done to this unit, by name."""
+
+    @abstractmethod
+    def memory(self, unit: Unit) -> int:
+        """Bytes that a unit takes at most, beside what stands."""
+
+    @abstractmethod
+    def opened(self, device: torch.device) -> AbstractContextManager[Begin[Unit, Result]]:
+        """What does the units one after the other, on this device, for as long as the block runs."""
+
+    def packed(self) -> Self:
+        """The job with whatever another machine would not find, to be sent there."""
+        return self
+
+    def packed_unit(self, unit: Unit) -> Unit:
+        """The unit likewise."""
+        return unit
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What can move the last digits of a result.
+
+    Attributes:
+        device: `cpu`, or the accelerator's name.
+        threads: of torch, for one unit.
+        capability: the vector instructions that torch uses.
+        packages: versions.
+        code: digest of this tool's sources.
+    """
+
+    device: str
+    threads: int
+    capability: str
+    packages: Mapping[str, str]
+    code: str
+
+
+class Engine(Protocol):
+    """Does units of work."""
+
+    @property
+    def machine(self) -> Machine:
+        """What each of the machines is that do the work."""
+
+    def run(
+        self, job: Job[Unit, Result], units: Iterable[Unit], *, tell: Tell
+    ) -> AbstractContextManager[Iterator[tuple[Unit, Result]]]:
+        """Each unit with its result as soon as there is one; what is not done at the end of the block is cancelled.
+
+        Units are taken from the iterable as there is room for them, so that it may read them from a disk.
+
+        Raises:
+            PublisherError: what the job raises.
+            EngineError: a unit fails again and again, or the workers are not alike.
+        """
+
+
+def this_machine(device: torch.device) -> Machine:
+    """This process, with that device."""
+    return Machine(
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        packages=_packages(),
+        code=whole_code(),
+    )
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}}
+
+
+@contextmanager
+def engine_named(name: str, device: str) -> Iterator[Engine]:
+    """The engine that the command line names, ready for work.
+
+    Args:
+        name: `local`, `ray`, or `ray://HOST:PORT`.
+        device: `auto`, `cpu`, `cuda`; for `local` also `cuda:N`.
+
+    Raises:
+        ManifestError: there is no such engine or device, or a package is missing.
+        EngineError: the cluster cannot be joined.
+    """
+    if name == "local":
+        from publisher.engines.local import Local
+
+        yield Local(chosen_device(device))
+        return
+    if name != "ray" and not name.startswith("ray://"):
+        raise ManifestError(f"--engine {name} is not known", expected="local, ray, or ray://HOST:PORT")
+    try:
+        import ray  # noqa: F401 - only to tell that it is here
+    except ModuleNotFoundError:
+        raise ManifestError(
+            f"--engine {name} needs the package ray, which is not installed",
+            next_step="pip install 'publisher[ray]', or leave --engine out",
+        ) from None
+    from publisher.engines.on_ray import joined
+
+    with joined(name, device) as engine:
+        yield engine

@@ -1,0 +1,250 @@
+"""The engine of a Ray cluster: a task for each unit, or actors where opening the job takes long or a GPU is used.
+
+GPUs are for actors because Ray ends the process of a task that had one: each would import torch anew. Results wait in
+the cluster's object store until they are taken, one at a time, and no more units are under way than keep the workers
+busy. A unit whose worker is lost is given to another.
+
+Workers must be alike, and like this process in their packages and this tool's sources. Starting and stopping a
+cluster is its owner's business; where there is none, Ray is started on this machine alone, for as long as the run.
+"""
+
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from itertools import islice
+from operator import length_hint
+from typing import Generic
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+
+from publisher.engines import Job, Machine, Result, Tell, Unit, this_machine
+from publisher.engines.failures import Failures, reason_of
+from publisher.engines.ray_crews import Actors, Crew, Needs, Reference, Tasks
+from publisher.engines.ray_worker import Setting, differences, look_at
+from publisher.errors import EngineError, ManifestError
+
+_FRESH = 1.0  # seconds for which what the cluster has counts as known
+
+
+@contextmanager
+def joined(address: str, device: str) -> Iterator["OnRay"]:
+    """The cluster at this address, joined for as long as the block runs.
+
+    Args:
+        address: `ray://HOST:PORT`, or `ray`: the cluster that RAY_ADDRESS names or this machine is in, or a new one.
+        device: `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ManifestError: the device is one of this machine.
+        EngineError: there is no such cluster.
+    """
+    if device not in {"auto", "cpu", "cuda"}:
+        raise ManifestError(
+            f"--device {device} names a device of this machine, and those of --engine {address} are the workers'",
+            expected="auto, cpu or cuda",
+        )
+    with _member(address):
+        yield OnRay(device, of=address)
+
+
+@contextmanager
+def _member(address: str) -> Iterator[None]:
+    """A member of the cluster for as long as the block runs; what Ray has set in the environment goes with that."""
+    before = _environment()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere that nobody asked for
+    try:
+        _join(address)
+        yield
+    finally:
+        ray.shutdown()
+        for name in _environment():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def _join(address: str) -> None:
+    how = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init("auto" if address == "ray" else address, **how)
+    except (ConnectionError, OSError, RuntimeError, ValueError, RayError) as error:
+        if address == "ray" and isinstance(error, ConnectionError) and "RAY_ADDRESS" not in os.environ:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # or Ray writes one for all later clusters
+            ray.init("local", include_dashboard=False, **how)
+            return
+        raise EngineError(
+            f"--engine {address}: no Ray cluster could be joined ({reason_of(error)})",
+            expected="a running cluster with the Ray and Python of this machine, and its token if it asks for one",
+            next_step="ray status on one of its machines; docs/cluster.md says how to start one",
+        ) from error
+
+
+class OnRay:
+    """The cluster that this process has joined."""
+
+    def __init__(self, device: str, *, of: str) -> None:
+        """The device is a GPU where the cluster has any, unless it is `cpu`; `of` names the cluster.
+
+        Raises:
+            EngineError: `cuda`, and there is none.
+        """
+        self._cluster = _Cluster()
+        if device == "cuda" and not self._cluster.total("GPU"):
+            raise EngineError(
+                f"--device cuda, and no machine of the cluster --engine {of} has a GPU now",
+                expected="at least one, which ray status lists",
+                next_step="--device cpu, or add a machine with a GPU",
+            )
+        on_gpu = device != "cpu" and self._cluster.total("GPU") > 0
+        self._setting = Setting("cuda" if on_gpu else "cpu", torch.get_num_threads())
+
+    @cached_property
+    def machine(self) -> Machine:
+        """That of a first worker, which all others must equal; waits until the cluster has one to give.
+
+        Raises:
+            EngineError: its packages or sources are not those of this process.
+        """
+        first = ray.remote(look_at).options(**asdict(self._needs(gpus=1, memory=0)))
+        try:
+            found: Machine = ray.get(first.remote(self._setting))
+        except RayError as error:
+            raise EngineError(
+                f"no worker could be started ({reason_of(_cause(error))})",
+                expected="publisher and its packages on every machine of the cluster, as on this one",
+                next_step="install them there, for which docs/cluster.md has ways",
+            ) from error
+        if unlike := differences(_installed(this_machine(torch.device("cpu"))), _installed(found)):
+            raise EngineError(
+                f"this machine and the cluster's workers differ: {unlike}",
+                expected="the same publisher and packages on every machine",
+                next_step="install them alike, for which docs/cluster.md has ways",
+            )
+        return found
+
+    @contextmanager
+    def run(
+        self, job: Job[Unit, Result], units: Iterable[Unit], *, tell: Tell
+    ) -> Iterator[Iterator[tuple[Unit, Result]]]:
+        """Each unit with its result, in the order in which they are done."""
+        tell("waiting for a worker")
+        crew = self._crew(job, units)
+        try:
+            yield _results(crew, job, units, tell=tell)
+        finally:
+            crew.dismiss()
+
+    def _crew(self, job: Job[Unit, Result], units: Iterable[Unit]) -> Crew:
+        setting = replace(self._setting, like=self.machine)
+        if job.standing or setting.device == "cuda":
+            needs = self._needs(gpus=job.gpus, memory=job.standing)
+            slots = self._slots(needs)
+            return Actors(job, setting, needs=needs, number=min(slots, length_hint(units, slots)))
+        return Tasks(
+            job,
+            setting,
+            needs=lambda unit: self._needs(gpus=0, memory=job.memory(unit)),
+            slots=lambda: self._slots(self._needs(gpus=0, memory=0)),
+        )
+
+    def _needs(self, *, gpus: float, memory: int) -> Needs:
+        """No more than the largest machine has: what no machine can give, Ray waits for without a word."""
+        on_gpu = self._setting.device == "cuda"
+        cpus = min(1 if on_gpu else self._setting.threads, self._cluster.largest("CPU"))
+        return Needs(cpus, gpus if on_gpu else 0, int(min(memory, self._cluster.largest("memory"))))
+
+    def _slots(self, needs: Needs) -> int:
+        """For how many of these at once the cluster has processors or GPUs."""
+        if needs.num_gpus:
+            return max(1, int(self._cluster.total("GPU") / needs.num_gpus))
+        return max(1, int(self._cluster.total("CPU") / max(needs.num_cpus, 1)))
+
+
+class _Cluster:
+    """What the machines of the cluster have; machines come and go, so this is known for a second."""
+
+    def __init__(self) -> None:
+        self._asked, self._machines = -_FRESH, list[dict[str, float]]()
+
+    def total(self, resource: str) -> float:
+        """Of all machines together."""
+        return sum(machine.get(resource, 0) for machine in self._now())
+
+    def largest(self, resource: str) -> float:
+        """Of the machine that has most of it."""
+        return max((machine.get(resource, 0) for machine in self._now()), default=0)
+
+    def _now(self) -> list[dict[str, float]]:
+        if time.monotonic() - self._asked > _FRESH:
+            self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            self._asked = time.monotonic()
+        return self._machines
+
+
+def _installed(machine: Machine) -> Machine:
+    """The machine as far as it was installed, builds of torch for one device or another aside."""
+    packages = {name: version.partition("+")[0] for name, version in machine.packages.items()}
+    return Machine(device="", threads=0, capability="", packages=packages, code=machine.code)
+
+
+def _results(crew: Crew, job: Job[Unit, Result], units: Iterable[Unit], *, tell: Tell) -> Iterator[tuple[Unit, Result]]:
+    """What the crew gives, in the order of its being done."""
+    failures, left, running = Failures(), _Left(units), dict[Reference, Unit]()
+    while left or running:
+        while left and crew.has_room():
+            unit = left.take()
+            running[crew.start(unit)] = unit
+        if running:
+            tell(f"{job.label(next(iter(running.values())))} ({len(running)} under way)")
+        (ready,), _ = ray.wait([*running, *crew.opening()], num_returns=1)
+        what = job.label(running[ready]) if ready in running else "the start of a worker"
+        try:
+            if ready not in running:
+                crew.opened(ready)
+                continue
+            result = ray.get(ready)
+        except RayError as error:
+            failures.add(what, _cause(error))
+            if ready in running:
+                crew.ended(ready, error)
+                left.put_back(running.pop(ready))
+        else:
+            crew.ended(ready, None)
+            yield running.pop(ready), result
+
+
+class _Left(Generic[Unit]):
+    """Units to be done, taken from where they come from one by one."""
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self._units = iter(units)
+        self._next = deque[Unit]()
+
+    def __bool__(self) -> bool:
+        self._next.extend(islice(self._units, not self._next))
+        return bool(self._next)
+
+    def take(self) -> Unit:
+        """The next one."""
+        return self._next.popleft()
+
+    def put_back(self, unit: Unit) -> None:
+        """One that has to be done again."""
+        self._next.append(unit)
+
+
+def _cause(error: RayError) -> BaseException:
+    """What was raised on the worker, or that it was lost."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, BaseException) else error
