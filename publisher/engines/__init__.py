@@ -6,6 +6,7 @@ on machines that are alike in what `Machine` names. Refused is an engine whose p
 """
 
 import platform
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -137,7 +138,7 @@ def engine_named(name: str, device: str) -> Iterator[Engine]:
 
         yield Local(chosen_device(device))
         return
-    if name != "ray" and not name.startswith("ray://"):
+    if name != "ray" and not re.fullmatch(r"ray://.+:\d+", name):
         raise ManifestError(f"--engine {name} is not known", expected="local, ray, or ray://HOST:PORT")
     try:
         import ray  # noqa: F401 - only to tell that it is here

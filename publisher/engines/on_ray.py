@@ -11,6 +11,7 @@ cluster is its owner's business; where there is none, Ray is started on this mac
 import logging
 import os
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
 from operator import length_hint
+from pathlib import Path
 from typing import Generic
 
 import ray
@@ -31,6 +33,8 @@ from publisher.engines.ray_crews import Actors, Crew, Needs, Reference, Tasks
 from publisher.engines.ray_worker import Setting, differences, look_at
 from publisher.errors import EngineError, ManifestError
 
+_HAS_TOKEN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+_ANSWER = 10.0  # seconds for which an address is tried
 _FRESH = 1.0  # seconds for which what the cluster has counts as known
 
 
@@ -75,19 +79,33 @@ def _environment() -> dict[str, str]:
 
 
 def _join(address: str) -> None:
-    how = {"log_to_driver": False, "logging_level": logging.ERROR}
+    """By Ray's own rule where only `ray` is said: RAY_ADDRESS, or the cluster of this machine, or a new one."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "ray" else address
+    if ":" in named:
+        _require_answer(named, engine=address)
+    elif not _HAS_TOKEN.intersection(os.environ) and not Path("~/.ray/auth_token").expanduser().exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # or Ray writes one that all later clusters ask for
     try:
-        ray.init("auto" if address == "ray" else address, **how)
+        ray.init(named or None, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError, RayError) as error:
-        if address == "ray" and isinstance(error, ConnectionError) and "RAY_ADDRESS" not in os.environ:
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # or Ray writes one for all later clusters
-            ray.init("local", include_dashboard=False, **how)
-            return
-        raise EngineError(
-            f"--engine {address}: no Ray cluster could be joined ({reason_of(error)})",
-            expected="a running cluster with the Ray and Python of this machine, and its token if it asks for one",
-            next_step="ray status on one of its machines; docs/cluster.md says how to start one",
-        ) from error
+        raise _not_joined(address, reason_of(error)) from error
+
+
+def _require_answer(named: str, *, engine: str) -> None:
+    """Somebody is at this address: Ray itself would try for minutes."""
+    host, _, port = named.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER).close()
+    except (OSError, ValueError) as error:
+        raise _not_joined(engine, f"{named}: {reason_of(error)}") from None
+
+
+def _not_joined(engine: str, why: str) -> EngineError:
+    return EngineError(
+        f"--engine {engine}: no Ray cluster could be joined ({why})",
+        expected="a running cluster with the Ray and Python of this machine, and its token if it asks for one",
+        next_step="ray status on one of its machines; docs/cluster.md says how to start one",
+    )
 
 
 class OnRay:

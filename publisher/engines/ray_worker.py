@@ -86,7 +86,13 @@ def differences(first: Machine, other: Machine) -> str:
     """In what they differ, with the versions of packages; empty where they do not."""
     pairs = {name: (value, asdict(other)[name]) for name, value in asdict(first).items() if name != "packages"}
     pairs |= {name: (version, other.packages.get(name)) for name, version in first.packages.items()}
-    return ", ".join(f"{name} {ours} and {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs)
+    unlike = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return ", ".join(f"{name} {_short(ours)} and {_short(theirs)}" for name, (ours, theirs) in unlike.items())
+
+
+def _short(value: object) -> str:
+    """A digest by its beginning."""
+    return str(value)[:12]
 
 
 def _unheard(what: str) -> None:
