@@ -45,6 +45,8 @@ def two_machines(**environment: str) -> Iterator[Machines]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # or other tests would go before
+        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")  # seconds, on a busy machine
         for name, value in environment.items():
             patch.setenv(name, value)
         port = _free_port()

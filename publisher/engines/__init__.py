@@ -1,7 +1,7 @@
 """Where the units of a stage's work are done: on this machine (`local`), or on a Ray cluster (`on_ray`).
 
 A stage hands over a job and its units and takes each result as it comes, in any order; to leave the block is to
-cancel what is not done. A stage does not know which engine it has: a unit gives the same bytes wherever it is done,
+cancel what has not begun. A stage does not know which engine it has: a unit gives the same bytes wherever it is done,
 on machines that are alike in what `Machine` names. Refused is an engine whose package is not installed.
 """
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
     def run(
         self, job: Job[Unit, Result], units: Iterable[Unit], *, tell: Tell
     ) -> AbstractContextManager[Iterator[tuple[Unit, Result]]]:
-        """Each unit with its result as soon as there is one; what is not done at the end of the block is cancelled.
+        """Each unit with its result as soon as there is one; what has not begun by the end of the block never does.
 
         Units are taken from the iterable as there is room for them, so that it may read them from a disk.
 

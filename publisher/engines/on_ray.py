@@ -180,7 +180,7 @@ class OnRay:
         """No more than the largest machine has: what no machine can give, Ray waits for without a word."""
         on_gpu = self._setting.device == "cuda"
         cpus = min(1 if on_gpu else self._setting.threads, self._cluster.largest("CPU"))
-        return Needs(cpus, gpus if on_gpu else 0, int(min(memory, self._cluster.largest("memory"))))
+        return Needs(cpus, gpus if on_gpu else 0, int(min(_rounded(memory), self._cluster.largest("memory"))))
 
     def _slots(self, needs: Needs) -> int:
         """For how many of these at once the cluster has processors or GPUs."""
@@ -208,6 +208,12 @@ class _Cluster:
             self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self._asked = time.monotonic()
         return self._machines
+
+
+def _rounded(size: int) -> int:
+    """Up to one of few sizes, by at most a quarter: Ray keeps a queue for each that it sees."""
+    step = 1 << max(size.bit_length() - 3, 0)
+    return -(-size // step) * step
 
 
 def _installed(machine: Machine) -> Machine:

@@ -50,7 +50,7 @@ class Crew(Protocol):
         """That unit is done, or has failed."""
 
     def dismiss(self) -> None:
-        """Stop what is under way, and let go of all workers."""
+        """Wait for nothing that is under way, and let go of all workers."""
 
 
 class Tasks(Generic[Unit]):
@@ -90,9 +90,10 @@ class Tasks(Generic[Unit]):
         self._running.discard(result)
 
     def dismiss(self) -> None:
-        """Cancel what is under way."""
-        for result in self._running:
-            ray.cancel(result, force=True)
+        """Forget what is under way; it ends with this process's part in the cluster, if not before.
+
+        Ray 2.60 can abort the process that cancels a task by force, when the task ends at that moment.
+        """
         self._running.clear()
 
 

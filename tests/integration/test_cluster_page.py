@@ -176,7 +176,7 @@ def found_in_client(line: str) -> tuple[click.Command, click.Context | None, lis
 
 def parsed_for_each_node(rest: list[str]) -> click.Context:
     """`ray symmetric-run` hands what it does not know to `ray start`, up to `--`."""
-    context = SYMMETRIC_RUN.make_context("symmetric-run", rest[: rest.index("--")])
+    context: click.Context = SYMMETRIC_RUN.make_context("symmetric-run", rest[: rest.index("--")])
     START.make_context("start", ["--head", *context.params["ray_args_and_entrypoint"]])
     return context
 

@@ -134,6 +134,7 @@ def environment(hub: LocalHub, folder: Path) -> dict[str, str]:
         "HF_HOME": str(folder / "home/hf"),
         "NO_PROXY": "127.0.0.1,localhost",
         "OMP_NUM_THREADS": "1",
+        "RAY_ADDRESS": "local",  # not the cluster of another test
     }
 
 

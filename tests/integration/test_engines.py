@@ -14,6 +14,7 @@ from publisher.engines import Engine, engine_named
 from publisher.engines.on_ray import OnRay
 from publisher.errors import EngineError, ExtractionError, ManifestError
 from tests.clusters import ROOT, Squares, two_machines
+from tests.manypairs import make_pair
 
 
 def unheard(what: str) -> None:
@@ -214,14 +215,15 @@ def test_without_ray_the_engine_says_what_to_install() -> None:
     assert "pip install 'publisher[ray]'" in done.stderr
 
 
-def test_without_the_option_ray_is_never_imported(small_run: Path, tmp_path: Path) -> None:
+def test_without_the_option_ray_is_never_imported(tmp_path: Path) -> None:
+    make_pair(tmp_path, modules=3)
     code = f"""
 import os, sys
-os.chdir({str(small_run)!r})
+os.chdir({str(tmp_path)!r})
 from publisher.cli import cli
-cli(["-m", "demo.yaml", "--until", "validate", "--device", "cpu", "--dist", sys.argv[-1]], standalone_mode=False)
+cli(["-m", "pico.yaml", "--until", "extract", "--device", "cpu"], standalone_mode=False)
 print([name for name in sys.modules if name.split(".")[0] in ("ray", "grpc")])
 """
-    done = python(code, str(tmp_path))
+    done = python(code)
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout.splitlines()[-1]) == []

@@ -11,43 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 from tests.clusters import ROOT, Machines, two_machines
+from tests.manypairs import make_pair
 
-SIZE, RANK = 192, 64  # 74 kB a weight and side, 49 kB its factors
 FEW, MANY = 150, 1000
 SLACK = 30e6  # bytes; the factors of all modules that are more are 42 MB
-MANIFEST = f"""\
-version: 1
-repo: o/pico
-license: apache-2.0
-variants:
-  - path: /
-    label: Pico
-    source: {{path: pair/source}}
-    base: {{path: pair/base}}
-    model_class: LlamaForCausalLM
-    adapter: {{method: svd, rank: {RANK}, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}}
-card: {{template: lora_card.md.j2, title: Pico, summary: One adapter.}}
-"""
-
-
-def make_pair(folder: Path, *, modules: int) -> None:
-    """A manifest, and two checkpoints that differ in so many linears."""
-    generator = torch.Generator().manual_seed(3)
-    base = torch.randn(SIZE, SIZE, generator=generator)
-    left, right = (torch.randn(*shape, generator=generator) for shape in ((SIZE, RANK), (RANK, SIZE)))
-    weights = {"base": base.bfloat16(), "source": (base.bfloat16().float() + 0.1 * left @ right).bfloat16()}
-    for side, weight in weights.items():
-        (folder / "pair" / side).mkdir(parents=True)
-        (folder / "pair" / side / "config.json").write_text("{}")
-        tensors = {f"model.layers.{index}.up_proj.weight": weight.clone() for index in range(modules)}
-        save_file(tensors, folder / "pair" / side / "model.safetensors")
-    (folder / "pico.yaml").write_text(MANIFEST)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +75,7 @@ def test_from_outside_the_cluster_it_gives_the_same_bytes(pair: Path, machines: 
 @pytest.mark.usefixtures("place")
 def test_a_machine_that_is_lost_changes_nothing_but_the_time(pair: Path) -> None:
     with two_machines() as machines:
-        lost = []
+        lost: list[int] = []
 
         def listen(what: str, done: int = 0, total: int = 0) -> None:
             assert total >= done

@@ -14,6 +14,7 @@ from publisher.localhub import LocalHub
 from publisher.pipeline import Run, run
 from publisher.progress import silent
 from publisher.records import Outcome, Verification
+from tests.clusters import two_machines
 from tests.manifests import ADAPTER
 from tests.words import write_tokenizer
 
@@ -47,7 +48,7 @@ def hub(pico_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield running
 
 
-def publish(file: str = "test/rows.jsonl", *, last: str = "card") -> Outcome:
+def publish(file: str = "test/rows.jsonl", **options: Any) -> Outcome:
     api = HfApi()
     pins = {name: api.model_info(f"o/{name}").sha for name in ("source", "base")}
     dataset = {"repo": "o/rows", "revision": api.dataset_info("o/rows").sha}
@@ -58,7 +59,7 @@ def publish(file: str = "test/rows.jsonl", *, last: str = "card") -> Outcome:
     card = {"template": "lora_card.md.j2", "title": "Pico", "summary": "One adapter."}
     manifest = {"version": 1, "repo": "o/pico", "license": "mit", "variants": [variant], "card": card}
     Path("pico.yaml").write_text(json.dumps(manifest))
-    return run(Run(Path("pico.yaml"), Path("dist"), device="cpu", last=last, dry_run=True), silent)
+    return run(Run(Path("pico.yaml"), Path("dist"), device="cpu", dry_run=True, **{"last": "card", **options}), silent)
 
 
 @pytest.mark.usefixtures("hub")
@@ -70,6 +71,20 @@ def test_checkpoints_tokenizer_and_requests_come_from_the_hub_and_a_second_run_r
     assert "tokenizer.json" in fetched
     assert "large.bin" not in fetched
     assert publish(last="push").variants[0].reused == ("extract", "validate", "verify")
+
+
+def test_on_a_cluster_the_workers_fetch_what_they_need_and_the_driver_stores_no_weights(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    cache, theirs = tmp_path / "cache", tmp_path / "worker"
+    with two_machines(HF_ENDPOINT=hub.endpoint, HF_TOKEN=hub.token, HF_HOME=str(theirs)):
+        publish(engine="ray", stream=True)
+    assert not list(cache.rglob("*.safetensors"))
+    assert len(list(theirs.rglob("snapshots/*/model.safetensors"))) == 2, "for the models that they ask"
+    remote = VERIFICATION.read_bytes()
+    shutil.rmtree("dist")
+    publish()
+    assert VERIFICATION.read_bytes() == remote
 
 
 @pytest.mark.usefixtures("hub")
