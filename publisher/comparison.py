@@ -137,6 +137,11 @@ class Comparing(Job[Group, set[str]]):
 
     snapshots: tuple[Snapshot, Snapshot]
 
+    @property
+    def gpus(self) -> float:
+        """None: as fast as the bytes arrive."""
+        return 0
+
     def label(self, unit: Group) -> str:
         """By the first of them."""
         return f"comparing {unit[0].name}"
@@ -151,7 +156,7 @@ class Comparing(Job[Group, set[str]]):
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[Group, set[str]]]:
-        """On the CPU: as fast as the bytes arrive."""
+        """On the CPU."""
         del device
         yield lambda group: partial(self._different, group)
 

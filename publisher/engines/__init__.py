@@ -42,7 +42,7 @@ class Job(ABC, Generic[Unit, Result]):
 
     @property
     def gpus(self) -> float:
-        """How many GPUs it uses where it runs on any: half of one, so that one worker reads while one computes."""
+        """How many GPUs it uses where there are any: half of one, so that one worker reads while one computes."""
         return 0.5
 
     @abstractmethod

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
@@ -124,19 +123,27 @@ class OnRay:
                 expected="at least one, which ray status lists",
                 next_step="--device cpu, or add a machine with a GPU",
             )
-        on_gpu = device != "cpu" and self._cluster.total("GPU") > 0
-        self._setting = Setting("cuda" if on_gpu else "cpu", torch.get_num_threads())
+        self._on_gpu = device != "cpu" and self._cluster.total("GPU") > 0
+        self._firsts = dict[bool, Machine]()
 
-    @cached_property
+    @property
     def machine(self) -> Machine:
         """That of a first worker, which all others must equal; waits until the cluster has one to give.
 
         Raises:
             EngineError: its packages or sources are not those of this process.
         """
-        first = ray.remote(look_at).options(**asdict(self._needs(gpus=1, memory=0)))
+        return self._first(on_gpu=self._on_gpu)
+
+    def _first(self, *, on_gpu: bool) -> Machine:
+        if on_gpu not in self._firsts:
+            self._firsts[on_gpu] = self._looked_at(on_gpu=on_gpu)
+        return self._firsts[on_gpu]
+
+    def _looked_at(self, *, on_gpu: bool) -> Machine:
+        first = ray.remote(look_at).options(**asdict(self._needs(gpus=1 if on_gpu else 0, memory=0)))
         try:
-            found: Machine = ray.get(first.remote(self._setting))
+            found: Machine = ray.get(first.remote(_setting(on_gpu=on_gpu)))
         except RayError as error:
             raise EngineError(
                 f"no worker could be started ({reason_of(_cause(error))})",
@@ -164,9 +171,10 @@ class OnRay:
             crew.dismiss()
 
     def _crew(self, job: Job[Unit, Result], units: Iterable[Unit]) -> Crew:
-        setting = replace(self._setting, like=self.machine)
-        if job.standing or setting.device == "cuda":
-            needs = self._needs(gpus=job.gpus, memory=job.standing)
+        gpus = job.gpus if self._on_gpu else 0
+        setting = replace(_setting(on_gpu=bool(gpus)), like=self._first(on_gpu=bool(gpus)))
+        if job.standing or gpus:
+            needs = self._needs(gpus=gpus, memory=job.standing)
             slots = self._slots(needs)
             return Actors(job, setting, needs=needs, number=min(slots, length_hint(units, slots)))
         return Tasks(
@@ -178,15 +186,15 @@ class OnRay:
 
     def _needs(self, *, gpus: float, memory: int) -> Needs:
         """No more than the largest machine has: what no machine can give, Ray waits for without a word."""
-        on_gpu = self._setting.device == "cuda"
-        cpus = min(1 if on_gpu else self._setting.threads, self._cluster.largest("CPU"))
-        return Needs(cpus, gpus if on_gpu else 0, int(min(_rounded(memory), self._cluster.largest("memory"))))
+        wanted = 1 if gpus else torch.get_num_threads()
+        cpus = min(wanted, self._cluster.largest("CPU") or wanted)
+        return Needs(cpus, gpus, int(min(_rounded(memory), self._cluster.largest("memory"))))
 
     def _slots(self, needs: Needs) -> int:
         """For how many of these at once the cluster has processors or GPUs."""
         if needs.num_gpus:
             return max(1, int(self._cluster.total("GPU") / needs.num_gpus))
-        return max(1, int(self._cluster.total("CPU") / max(needs.num_cpus, 1)))
+        return max(1, int(self._cluster.total("CPU") / needs.num_cpus))
 
 
 class _Cluster:
@@ -208,6 +216,11 @@ class _Cluster:
             self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self._asked = time.monotonic()
         return self._machines
+
+
+def _setting(*, on_gpu: bool) -> Setting:
+    """With the threads of this process, so that the digits are the same here and there."""
+    return Setting("cuda" if on_gpu else "cpu", torch.get_num_threads())
 
 
 def _rounded(size: int) -> int:

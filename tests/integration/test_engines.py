@@ -48,6 +48,12 @@ def left(folder: Path, what: str) -> int:
     return len(list(folder.glob(f"{what}-*")))
 
 
+def python(code: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 # --- either engine ------------------------------------------------------------------------------------------
 
 
@@ -113,7 +119,7 @@ def test_both_engines_say_that_they_are_the_same_machine(ray_engine: OnRay) -> N
 
 
 def test_units_are_done_in_several_processes(ray_engine: OnRay, tmp_path: Path) -> None:
-    with ray_engine.run(Squares(tmp_path), range(40), tell=unheard) as results:
+    with ray_engine.run(Squares(tmp_path, pause=0.1), range(40), tell=unheard) as results:
         assert len({process for _, (_, process) in results}) == 2
 
 
@@ -157,10 +163,21 @@ def test_a_unit_that_fails_three_times_for_one_reason_ends_the_run_by_its_name(
 def test_a_worker_that_is_not_as_the_first_is_refused_by_what_differs(ray_engine: OnRay, tmp_path: Path) -> None:
     other = OnRay("cpu", of="ray")
     packages = {**ray_engine.machine.packages, "torch": "2.0.0"}
-    vars(other)["machine"] = replace(ray_engine.machine, packages=packages)  # as if the first had been so
+    other._firsts[False] = replace(ray_engine.machine, packages=packages)  # as if the first had been so
     with pytest.raises(EngineError, match=r"squaring 0 failed 3 times: the worker on .* torch 2\.0\.0 and 2\."):
         squared(other, Squares(tmp_path), [0])
     assert not left(tmp_path, "tried")
+
+
+def test_a_cluster_for_one_run_leaves_no_token_for_later_ones(tmp_path: Path) -> None:
+    code = """
+from publisher.engines import engine_named
+with engine_named("ray", "cpu") as engine:
+    print(engine.machine.device)
+"""
+    done = python(code, RAY_ADDRESS="local", HOME=str(tmp_path))
+    assert done.stdout.split() == ["cpu"], done.stderr
+    assert not (tmp_path / ".ray").exists()
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
@@ -198,12 +215,6 @@ def _enter(name: str, device: str = "cpu") -> None:
 
 
 # --- without Ray --------------------------------------------------------------------------------------------
-
-
-def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_without_ray_the_engine_says_what_to_install() -> None:
