@@ -23,12 +23,12 @@ from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
 from publisher.lock import locked
 from publisher.manifest import Manifest, Reference, RequestSet, Variant, load_manifest
+from publisher.markers import changed_since, lapse_of, mark
 from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import (
     CommitPlan,
     Extraction,
-    FileDigest,
     Marker,
     Outcome,
     PushOutcome,
@@ -276,7 +276,7 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     if not (whole and variant.source.repo and variant.base.repo and evidence.is_file()):
         return None
     pins = [("hub", ref.repo or "", ref.revision or "") for ref in (variant.source, variant.base)]
-    lapse = _lapse(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
+    lapse = lapse_of(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
     lapse = lapse or _validation_lapse(place)
     if place.verifies and not lapse:
         lapse = _verification_lapse(place, progress)
@@ -337,7 +337,7 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
     from publisher.stages import extract as stage
 
     key = _extraction_key(place.variant, pair.pins)
-    if place.options.first != "extract" and not _lapse(marker, key, folder=place.staged):
+    if place.options.first != "extract" and not lapse_of(marker, key, folder=place.staged):
         return Extraction.read(evidence), True
     extraction = stage.extract(
         place.variant,
@@ -349,7 +349,7 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
         progress=progress,
     )
     written = [place.staged / name for name in extraction.summary.written]
-    _mark(marker, key, folder=place.staged, files=[evidence, *written])
+    mark(marker, key, folder=place.staged, files=[evidence, *written])
     return extraction, False
 
 
@@ -380,7 +380,7 @@ def _validation(
         progress=progress,
     )
     validation.write(result)
-    _mark(marker, validation_key(place.staged), folder=marker.parent, files=[result])
+    mark(marker, validation_key(place.staged), folder=marker.parent, files=[result])
     return validation, False
 
 
@@ -400,7 +400,7 @@ def _digests(folder: Path, *names: str) -> list[str]:
 
 def _validation_lapse(place: _Place) -> str:
     marker = place.work("validate.json")
-    return _lapse(marker, validation_key(place.staged), folder=marker.parent)
+    return lapse_of(marker, validation_key(place.staged), folder=marker.parent)
 
 
 def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation, progress: Progress) -> Extraction:
@@ -413,7 +413,7 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
 
     extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
     key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(CODE)])
-    if extraction.loaders and place.options.first != "validate" and not _lapse(marker, key, folder=place.staged):
+    if extraction.loaders and place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
         return extraction
     progress(f"trying loaders on {place.variant.label}")
     base_of = Base(base(), place.variant.model_class)
@@ -421,7 +421,7 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
     judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
     if judged != extraction:
         _amend(place, judged)
-    _mark(marker, key, folder=place.staged, files=[place.staged / EXTRACTION])
+    mark(marker, key, folder=place.staged, files=[place.staged / EXTRACTION])
     return judged
 
 
@@ -429,10 +429,10 @@ def _amend(place: _Place, extraction: Extraction) -> None:
     """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
     held = Marker.read(marker) if marker.is_file() else None
-    holds = held is not None and not _changed(held, place.staged)
+    holds = held is not None and not changed_since(held, place.staged)
     extraction.write(evidence)
     if held is not None and holds:
-        _mark(marker, held.key, folder=place.staged, files=[place.staged / file.name for file in held.files])
+        mark(marker, held.key, folder=place.staged, files=[place.staged / file.name for file in held.files])
 
 
 def _verification(
@@ -445,7 +445,7 @@ def _verification(
     if not place.verifies:
         return None, False
     marker, key = place.work("verify.json"), _verification_key(place, progress)
-    if options.first != "verify" and not _lapse(marker, key, folder=place.staged):
+    if options.first != "verify" and not lapse_of(marker, key, folder=place.staged):
         return Verification.read(place.staged / VERIFICATION), True
     from publisher.stages.verify import Inputs, verify
 
@@ -458,7 +458,7 @@ def _verification(
         engine=engine,
         progress=progress,
     )
-    _mark(marker, key, folder=place.staged, files=[place.staged / VERIFICATION])
+    mark(marker, key, folder=place.staged, files=[place.staged / VERIFICATION])
     return found, False
 
 
@@ -515,33 +515,7 @@ def _local_revision(reference: Reference, options: Run, progress: Progress) -> s
 
 
 def _verification_lapse(place: _Place, progress: Progress) -> str:
-    return _lapse(place.work("verify.json"), _verification_key(place, progress), folder=place.staged)
-
-
-def _lapse(marker: Path, key: str, *, folder: Path) -> str:
-    """Why a stage's result does not hold any more; empty where it does."""
-    try:
-        found = Marker.read(marker)
-    except FetchError as error:
-        return error.found
-    if changed := _changed(found, folder):
-        return f"{', '.join(changed)} changed since {marker} was written"
-    return "" if found.key == key else f"{marker} was written for other files, settings or code"
-
-
-def _changed(marker: Marker, folder: Path) -> list[str]:
-    """The files of a stage that are not as it left them."""
-    return [file.name for file in marker.files if not _is_as_left(folder / file.name, file.sha256)]
-
-
-def _is_as_left(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256_of(path) == digest
-
-
-def _mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> None:
-    """`folder` is where the files are looked for later."""
-    digests = (FileDigest.of(file, name=file.relative_to(folder).as_posix()) for file in files)
-    Marker(key=key, files=tuple(digests)).write(marker)
+    return lapse_of(place.work("verify.json"), _verification_key(place, progress), folder=place.staged)
 
 
 # --- the whole repository: card, push -----------------------------------------------------------------------
@@ -651,7 +625,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 def _edited(place: _Place) -> str:
     """Whether extraction.json was changed after the loaders' verdicts were added to it."""
     marker = place.work("loaders.json")
-    changed = marker.is_file() and _changed(Marker.read(marker), place.staged)
+    changed = marker.is_file() and changed_since(Marker.read(marker), place.staged)
     return f"{EXTRACTION} changed since {marker} was written" if changed else ""
 
 

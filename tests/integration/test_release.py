@@ -21,7 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, close_session
 import publisher
 from publisher.artefacts import ADAPTER, EXTRACTION
 from publisher.localhub import Fault, LocalHub, Role
-from publisher.pipeline import _mark, validation_key
+from publisher.pipeline import validation_key
 from publisher.records import Validation
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
@@ -255,7 +255,7 @@ def judge_elsewhere(here: Desk) -> None:
     other = validation.model_copy(update={"packages": {**validation.packages, "peft": "0.18.0"}})
     other.write(work / "validation.json")
     key = validation_key(here.folder / "dist/clef")
-    _mark(work / "validate.json", key, folder=work, files=[work / "validation.json"])
+    mark(work / "validate.json", key, folder=work, files=[work / "validation.json"])
 
 
 def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: LocalHub, carried: Desk) -> None:

@@ -1,0 +1,45 @@
+"""Markers of finished stages: what each rests on, and the digests of the files that it left.
+
+A stage's result is taken again only while both hold. A marker that is damaged, or was written by other code, is as
+good as none.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from publisher.errors import FetchError
+from publisher.files import sha256_of
+from publisher.records import FileDigest, Marker
+
+
+def mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> None:
+    """Write the marker of a stage that is done.
+
+    Args:
+        marker: its file.
+        key: digest of all that the stage rests on.
+        folder: where the files are looked for later.
+        files: what it left there.
+    """
+    digests = (FileDigest.of(file, name=file.relative_to(folder).as_posix()) for file in files)
+    Marker(key=key, files=tuple(digests)).write(marker)
+
+
+def lapse_of(marker: Path, key: str, *, folder: Path) -> str:
+    """Why a stage's result does not hold any more; empty where it does."""
+    try:
+        found = Marker.read(marker)
+    except FetchError as error:
+        return error.found
+    if changed := changed_since(found, folder):
+        return f"{', '.join(changed)} changed since {marker} was written"
+    return "" if found.key == key else f"{marker} was written for other files, settings or code"
+
+
+def changed_since(marker: Marker, folder: Path) -> list[str]:
+    """The files of a stage that are not as it left them."""
+    return [file.name for file in marker.files if not _is_as_left(folder / file.name, file.sha256)]
+
+
+def _is_as_left(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_of(path) == digest
