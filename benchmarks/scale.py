@@ -25,6 +25,7 @@ from typing import Any
 
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}  # Xet would keep a second copy
 
+import psutil
 import ray
 import torch
 from huggingface_hub import HfApi
@@ -78,9 +79,11 @@ def _measured(folder: Path) -> Figures:
     def here(name: str, *of: str, threads: int = 1, **environment: str) -> Figures:
         return _in_own_process(name, *of, cwd=folder, environment={"OMP_NUM_THREADS": str(threads), **environment})
 
+    if any(process.info["name"] == "gcs_server" for process in psutil.process_iter(["name"])):
+        raise SystemExit("a Ray cluster runs on this machine, which a run without RAY_ADDRESS would join")
+    found = {"start": here("start")}
     here("make")
-    found = {"hash": here("hash"), "compare local": here("compare", "local"), "stream": _streamed(here)}
-    found["start"] = here("start")
+    found |= {"hash": here("hash"), "compare local": here("compare", "local"), "stream": _streamed(here)}
     for shape in map(_text, SHAPES):
         found |= {f"extract {shape} {threads}": here("extract", "local", shape, threads=threads) for threads in (1, 2)}
         found[f"check {shape}"] = here("check", "local", shape)

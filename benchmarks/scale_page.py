@@ -17,7 +17,11 @@ from benchmarks.capacity import WIDTH, Costs, Line, Model, Shape, break_even, fa
 STORAGE = {"1.25 GB/s (10 Gbit/s)": 1.25e9, "12.5 GB/s (100 Gbit/s)": 12.5e9}
 WORKERS = (1, 8, 64, 512)
 GPUS = (80, 141)  # GB of memory
-ASKED = {"extract": 32, "check": 24}  # publisher/module.py and publisher/stages/validate.py
+ASKED = {  # bytes for each element of a weight, and for each stored byte of a compared tensor
+    "extract": 32,  # publisher/module.py
+    "check": 24,  # publisher/stages/validate.py
+    "compare": 8,  # publisher/comparison.py
+}
 EXPERTS: Mapping[Shape, int] = {(2048, 7168): 2 * 60 * 384, (7168, 2048): 60 * 384}  # of the 1T
 Figures = Mapping[str, Any]
 
@@ -121,6 +125,9 @@ def page(found: Figures, *, shapes: Sequence[Shape]) -> str:
         memory=_table(_memory(found, shape) for shape in shapes),
         imported=f"{found[f'extract {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
         checker=f"{found[f'check {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
+        part=f"{found['compare ray']['bytes'] / 2 / 1e6:.0f}",
+        comparing=f"{found['compare ray']['memory'] / 1e6:.0f}",
+        compare_asked=f"{ASKED['compare'] * found['compare ray']['bytes'] / 2 / 1e6:,.0f}",
         compared=f"{found['compare local']['bytes'] / found['compare local']['seconds'] / 1e9:.1f}",
         remote=f"{costs.comparing / 1e9:.1f}",
         left_rate=f"{costs.leaving / 1e9:.1f}",
@@ -328,7 +335,10 @@ each element of the weight, beside the bytes for each element that Ray is asked 
 {memory}
 
 The process itself, with torch imported, has {imported} MB before the first extraction and {checker} MB before the first
-check, which also imports transformers and PEFT. Ray is not asked for these.
+check, which also imports transformers and PEFT. Ray is not asked for these. Comparing tensors of {part} MB a side took
+{comparing} MB, and Ray is asked for {compare_asked} MB: enough for a tensor that is stored in FP8 on one side alone.
+
+Other methods and dtypes take other memory, which this run did not measure.
 
 ## Bytes
 
