@@ -49,7 +49,7 @@ class Costs:
         writing: the driver's time for each byte of factors that it keeps.
         extracting: a worker's time for a module, one thread.
         checking: likewise.
-        leaving: bytes of both sides of what is left out or carried, that the driver reads and weighs in a second.
+        weighing: bytes of both sides of what is left out or carried, that a worker reads and weighs in a second.
         comparing: bytes of both sides that a worker compares in a second.
         hashing: bytes that the driver hashes in a second.
     """
@@ -63,7 +63,7 @@ class Costs:
     writing: float
     extracting: "Line"
     checking: "Line"
-    leaving: float
+    weighing: float
     comparing: float
     hashing: float
 

@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import extraction, scale_page
 from benchmarks.capacity import RANK, WIDTH, Shape, factors_of
 from benchmarks.scale_units import Carrying, Seen, Watched, resident
-from publisher.comparison import Comparing, squared_difference
+from publisher.comparison import Comparing, Weighing
 from publisher.engines import Engine, Job, engine_named
 from publisher.kept import Shelf
 from publisher.localhub import LocalHub
@@ -87,7 +87,7 @@ def _measured(folder: Path) -> Figures:
     for shape in map(_text, SHAPES):
         found |= {f"extract {shape} {threads}": here("extract", "local", shape, threads=threads) for threads in (1, 2)}
         found[f"check {shape}"] = here("check", "local", shape)
-    found["leave"] = here("leave")
+    found["weigh"] = here("weigh")
     found["write"] = here("write", _text(SHAPES[-1]))
     found |= {f"{kind} local": here("many", "local", kind) for kind in KINDS}
     with _cluster() as address:
@@ -202,15 +202,11 @@ def _compare(engine: str) -> Figures:
     return {"bytes": size, "seconds": min(one["inside"] for one in seen), "memory": _memory(seen)}
 
 
-def _leave() -> Figures:
-    """A tensor that is left out or carried: the driver reads both sides and weighs their difference."""
-    with _sides() as sides:
-        name, seconds = _name(_text(SHAPES[-1])), []
-        for _ in range(RUNS):
-            start = time.perf_counter()
-            squared_difference(*(reader.read(name) for reader in sides.readers))
-            seconds.append(time.perf_counter() - start)
-    return {"seconds": min(seconds), "bytes": 2 * WIDTH * math.prod(SHAPES[-1])}
+def _weigh() -> Figures:
+    """A tensor that is left out or carried: both sides are read, and the squares of the difference added up."""
+    with _sides() as sides, engine_named("local", "cpu") as working:
+        seen = _each(working, Weighing(sides.snapshots), [sides.pair(_name(_text(SHAPES[-1])))] * RUNS)
+    return {"seconds": min(one["inside"] for one in seen), "bytes": 2 * WIDTH * math.prod(SHAPES[-1])}
 
 
 def _extract(engine: str, shape: str) -> Figures:
@@ -345,7 +341,7 @@ JOBS: dict[str, Callable[..., Figures]] = {
     "make": _make,
     "hash": _hash,
     "compare": _compare,
-    "leave": _leave,
+    "weigh": _weigh,
     "extract": _extract,
     "check": _check,
     "many": _many,

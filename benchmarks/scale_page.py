@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import psutil
@@ -13,15 +14,13 @@ import torch
 
 from benchmarks import capacity, extraction
 from benchmarks.capacity import WIDTH, Costs, Line, Model, Shape, break_even, factors_of
+from publisher import module
+from publisher.engines import on_ray
+from publisher.stages import validate
 
 STORAGE = {"1.25 GB/s (10 Gbit/s)": 1.25e9, "12.5 GB/s (100 Gbit/s)": 12.5e9}
 WORKERS = (1, 8, 64, 512)
 GPUS = (80, 141)  # GB of memory
-ASKED = {  # bytes for each element of a weight, and for each stored byte of a compared tensor
-    "extract": 32,  # publisher/module.py
-    "check": 24,  # publisher/stages/validate.py
-    "compare": 8,  # publisher/comparison.py
-}
 EXPERTS: Mapping[Shape, int] = {(2048, 7168): 2 * 60 * 384, (7168, 2048): 60 * 384}  # of the 1T
 Figures = Mapping[str, Any]
 
@@ -95,7 +94,7 @@ def costs_of(found: Figures, shapes: Sequence[Shape]) -> Costs:
         writing=found["write"]["seconds"] / found["write"]["bytes"],
         extracting=line("extract"),
         checking=line("check"),
-        leaving=found["leave"]["bytes"] / found["leave"]["seconds"],
+        weighing=found["weigh"]["bytes"] / found["weigh"]["seconds"],
         comparing=found["compare ray"]["bytes"] / found["compare ray"]["seconds"],
         hashing=found["hash"]["bytes"] / found["hash"]["seconds"],
     )
@@ -126,11 +125,11 @@ def page(found: Figures, *, shapes: Sequence[Shape]) -> str:
         imported=f"{found[f'extract {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
         checker=f"{found[f'check {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
         part=f"{found['compare ray']['bytes'] / 2 / 1e6:.0f}",
+        process=f"{on_ray.PROCESS / 1e6:.0f}",
         comparing=f"{found['compare ray']['memory'] / 1e6:.0f}",
-        compare_asked=f"{ASKED['compare'] * found['compare ray']['bytes'] / 2 / 1e6:,.0f}",
         compared=f"{found['compare local']['bytes'] / found['compare local']['seconds'] / 1e9:.1f}",
         remote=f"{costs.comparing / 1e9:.1f}",
-        left_rate=f"{costs.leaving / 1e9:.1f}",
+        weighing=f"{costs.weighing / 1e9:.1f}",
         hashed=f"{costs.hashing / 1e9:.1f}",
         streamed=f"{stream['bytes'] / stream['seconds'] / 1e9:.2f}",
         written=f"{1 / costs.writing / 1e9:.2f}",
@@ -148,8 +147,7 @@ def page(found: Figures, *, shapes: Sequence[Shape]) -> str:
         reads=_table(map(_reads, models())),
         needs=_table(_needs(model, costs, largest) for model in models()),
         times=_table(_time(model, costs, name) for model in models() for name in STORAGE),
-        left=_duration(2 * WIDTH * _experts() / costs.leaving),
-        fused=f"{2 * WIDTH * _experts() / 60 / 3 / 1e9:.0f}",
+        left=_duration(2 * WIDTH * _experts() / costs.weighing),
         gpus=_table(map(_gpus, models()[:3])),
         reading=f"{64 * costs.comparing / 1e9:.0f}",
     )
@@ -190,10 +188,11 @@ def _unit(found: Figures, shape: Shape) -> Sequence[str]:
 
 
 def _memory(found: Figures, shape: Shape) -> Sequence[str]:
-    taken = [(found[f"{work} {_text(shape)} ray"]["memory"], ASKED[work]) for work in ("extract", "check")]
+    asked = {"extract": module.room_for(shape, extraction.SETTINGS), "check": validate.room_for(shape)}
+    sizes = [(found[f"{work} {_text(shape)} ray"]["memory"], room) for work, room in asked.items()]
     elements = math.prod(shape)
-    cells = (cell for size, asked in taken for cell in (f"{size / 1e6:,.0f} MB", f"{size / elements:.1f}", asked))
-    return _times(shape), *map(str, cells)
+    cells = ((f"{size / 1e6:,.0f} MB", f"{size / elements:.1f}", f"{room / 1e6:,.0f} MB") for size, room in sizes)
+    return _times(shape), *chain.from_iterable(cells)
 
 
 def _pays(found: Figures, costs: Costs, shape: Shape) -> Iterable[Sequence[object]]:
@@ -243,7 +242,7 @@ def _needs(model: Model, costs: Costs, memory: _Memory) -> Sequence[str]:
         _duration(costs.extracting.of(model.elements, modules=model.modules)),
         _duration(costs.checking.of(model.elements, modules=model.modules)),
         f"{taken / 1e9:.1f} GB",
-        f"{ASKED['extract'] * model.largest / 1e9:.1f} GB",
+        f"{(on_ray.PROCESS + module.room_for((model.largest,), extraction.SETTINGS)) / 1e9:.1f} GB",
         f"2 x {model.factors / 1e9:,.1f} GB",
         f"{capacity.waiting_results(model, 512) / 1e9:,.1f} GB",
         f"{model.disk / 1e9:,.0f} GB",
@@ -328,15 +327,15 @@ sides is in it; the Ray column goes from handing the unit out to having its resu
 {units}
 
 How far the peak resident memory of the worker rises above what it had before its first unit, in all and in bytes for
-each element of the weight, beside the bytes for each element that Ray is asked to set aside:
+each element of the weight, beside what Ray is asked to set aside for it:
 
 | shape | extract | an element | asked | check | an element | asked |
 |---|---|---|---|---|---|---|
 {memory}
 
 The process itself, with torch imported, has {imported} MB before the first extraction and {checker} MB before the first
-check, which also imports transformers and PEFT. Ray is not asked for these. Comparing tensors of {part} MB a side took
-{comparing} MB, and Ray is asked for {compare_asked} MB: enough for a tensor that is stored in FP8 on one side alone.
+check, which also imports transformers and PEFT; Ray is asked for {process} MB for it, which the columns leave out.
+Comparing tensors of {part} MB a side took {comparing} MB.
 
 Other methods and dtypes take other memory, which this run did not measure.
 
@@ -347,7 +346,7 @@ Other methods and dtypes take other memory, which this run did not measure.
 | comparing equal tensors, bytes of both sides, local engine, one thread | {compared} |
 | the same in a Ray task | {remote} |
 | hashing, two files at a time | {hashed} |
-| weighing a tensor that is left out or carried, bytes of both sides, one thread | {left_rate} |
+| weighing a tensor that is left out or carried, bytes of both sides, one thread | {weighing} |
 | keeping factors on the driver's disk, synced and hashed | {written} |
 | streaming from a local Hub over the loopback, one reader | {streamed} |
 
@@ -394,9 +393,8 @@ equal.
 What becomes of the experts decides the 1T case ([inputs.md](inputs.md)). "Experts as linears" needs a class that keeps
 a linear for each expert. Where the model class holds them in fused tensors, changed experts are refused: leave them
 out, or carry them whole where they are stored fused. Carrying puts all changed ones into the adapter, up to 2 TB.
-Leaving out or carrying is the driver's work alone: to say what share of the update it is, the driver reads such a
-tensor whole on both sides. That takes {left} for all of them at the rate above, and memory for {fused} GB where one
-projection of a layer's experts is a tensor, twice that where two are.
+To say what share of the update such a tensor is, both sides of it are weighed, block by block and a tensor a task: that
+is {left} of one core for all experts at the rate above. What is carried is then read and written by the driver.
 "Experts equal" is neither, and then a model of 1T has less to extract than one of 27B: its work is reading.
 
 ## Extrapolated: bytes read

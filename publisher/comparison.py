@@ -7,7 +7,7 @@ unless the manifest leaves those tensors out or carries them whole; each with on
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,13 +22,14 @@ from publisher.engines import Begin, Engine, Job, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
 from publisher.records import Carried, LeftOut, Snapshot
-from publisher.tensors import Reader, TensorHeader, in_blocks
+from publisher.tensors import Reader, TensorHeader
 from publisher.weights import Sides, TensorPair, elsewhere, readers_of
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 _GROUP = 1 << 28  # bytes of a side that are compared as one unit, at least
-_COMPARED = 8  # times the stored bytes of a tensor: what both sides take at most, where FP8 is dequantised
+_BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
+_DEQUANTISED = 8  # times the stored bytes of a tensor: what both sides take where FP8 is dequantised, at most
 Group = tuple[TensorPair, ...]
 _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
@@ -80,26 +81,28 @@ def compare(
     Raises:
         ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
     """
-    (source, base), readers = sides.headers, sides.readers
+    source, base = sides.headers
     mismatched = preflight(source, base, ignore=ignore)
     shared = [name for name in source if name in base and source[name].shape == base[name].shape]
     different = _different(sides, shared, engine=engine, progress=progress)
     kept = [name for name in different if not named_by(name, ignore)]
     whole = carried_modules(kept, source, base=base, carry=carry)
-    inside = {name for tensors in whole.values() for name in tensors}
+    inside = [name for tensors in whole.values() for name in tensors]
     changed = tuple(name for name in kept if name not in inside)
     _require_change(changed, different)
-    _require_carriable(changed, source, different=different, readers=readers)
+    weighing = partial(weighed, sides, engine=engine, progress=progress)
+    _require_carriable(changed, source, squares=lambda: weighing(different))
     layers, layers_total = layers_of(changed, source)
-    ignored = tuple(_left_out(name, readers) for name in different if named_by(name, ignore))
+    ignored = [name for name in different if named_by(name, ignore)]
+    squares = weighing([*ignored, *inside])
     return Comparison(
         changed=changed,
         equal=len(shared) - len(different),
         base_only=tuple(sorted(base.keys() - source.keys())),
-        left_out=(*mismatched, *ignored),
+        left_out=(*mismatched, *(_left_out(name, squares[name]) for name in ignored)),
         layers=layers,
         layers_total=layers_total,
-        carried=tuple(_carried(module, tensors, readers=readers) for module, tensors in whole.items()),
+        carried=tuple(_carried(module, tensors, sides=sides, squares=squares) for module, tensors in whole.items()),
         fp8=tuple(side for side, headers in (("source", source), ("base", base)) if _in_fp8(changed, headers)),
     )
 
@@ -148,7 +151,7 @@ class Comparing(Job[Group, set[str]]):
 
     def memory(self, unit: Group) -> int:
         """By the largest of them."""
-        return _COMPARED * max(pair.size for pair in unit)
+        return max(map(_compared, unit))
 
     def packed(self) -> Self:
         """With absolute paths."""
@@ -307,16 +310,13 @@ def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
 
 
 def _require_carriable(
-    changed: Sequence[str],
-    headers: Mapping[str, TensorHeader],
-    *,
-    different: Sequence[str],
-    readers: tuple[Reader, Reader],
+    changed: Sequence[str], headers: Mapping[str, TensorHeader], *, squares: Callable[[], Mapping[str, float]]
 ) -> None:
+    """`squares` weighs all that differs, and is asked only where something is in the way."""
     stuck = [name for name in changed if not is_linear_weight(name, headers[name])]
     if not stuck:
         return
-    told = shares(stuck, different, readers=readers)
+    told = shares(stuck, squares())
     raise ExtractionError(
         f"source and base differ in {counted(len(stuck), 'tensor')} that a LoRA cannot carry:\n"
         + listed(f"{name} ({_by(headers[name].shape)}, {headers[name].dtype}), {told[name]}" for name in stuck)
@@ -327,9 +327,8 @@ def _require_carriable(
     )
 
 
-def shares(names: Sequence[str], different: Sequence[str], *, readers: tuple[Reader, Reader]) -> dict[str, str]:
-    """For a message: what share of the update each tensor holds, by squared norm over all that differ."""
-    squares = {name: squared_difference(*(reader.read(name) for reader in readers)) for name in different}
+def shares(names: Sequence[str], squares: Mapping[str, float]) -> dict[str, str]:
+    """For a message: what share of the update each tensor holds, of all that were weighed."""
     total = sum(square for square in squares.values() if math.isfinite(square))
     return {name: _share(squares[name], total) for name in names}
 
@@ -340,32 +339,88 @@ def _share(square: float, total: float) -> str:
     return f"{square / total:.2%} of the update" if total else "none of the update"
 
 
-def squared_difference(source: torch.Tensor, base: torch.Tensor) -> float:
-    """Sum of squares of source minus base, the base first cast to the source's dtype."""
-    blocks = zip(in_blocks(source, _BLOCK), in_blocks(base, _BLOCK), strict=True)
-    return sum(float((ours.float() - theirs.to(ours.dtype).float()).double().square().sum()) for ours, theirs in blocks)
-
-
-def _left_out(name: str, readers: tuple[Reader, Reader]) -> LeftOut:
-    square = squared_difference(*(reader.read(name) for reader in readers))
+def _left_out(name: str, square: float) -> LeftOut:
     if not math.isfinite(square):
         return LeftOut(name=name, reason="differs, and holds NaN or infinity")
     return LeftOut(name=name, reason="differs", norm=math.sqrt(square))
 
 
-def _carried(module: str, tensors: tuple[str, ...], *, readers: tuple[Reader, Reader]) -> Carried:
-    square, parameters = 0.0, 0
+def _carried(module: str, tensors: tuple[str, ...], *, sides: Sides, squares: Mapping[str, float]) -> Carried:
     for name in tensors:
-        source, base = (reader.read(name) for reader in readers)
-        if not bool(torch.isfinite(source).all()):
+        if not math.isfinite(squares[name]) and not bool(torch.isfinite(sides.readers[0].read(name)).all()):
             raise ExtractionError(
                 f"{name} holds NaN or infinity in the source",
                 expected="finite weights",
                 next_step="check that checkpoint; it is damaged or its training diverged",
             )
-        square += squared_difference(source, base)
-        parameters += source.numel()
-    return Carried(module=module, tensors=tensors, tied=(), parameters=parameters, norm=math.sqrt(square))
+    norm = math.sqrt(sum(squares[name] for name in tensors))
+    parameters = sum(math.prod(sides.headers[0][name].shape) for name in tensors)
+    return Carried(module=module, tensors=tensors, tied=(), parameters=parameters, norm=norm)
+
+
+# --- how much differs ---------------------------------------------------------------------------------------
+
+
+def weighed(sides: Sides, names: Sequence[str], *, engine: Engine, progress: Progress) -> dict[str, float]:
+    """For each of these tensors the sum of squares of source minus base, the base first cast to the source's dtype.
+
+    Not finite where either side holds NaN or infinity.
+    """
+    found: dict[str, float] = {}
+
+    def tell(what: str) -> None:
+        progress(what, len(found), len(names))
+
+    pairs = [sides.pair(name) for name in names]
+    if pairs:
+        with engine.run(Weighing(sides.snapshots), pairs, tell=tell) as results:
+            found |= {pair.name: square for pair, square in results}
+    return {name: found[name] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing(Job[TensorPair, float]):
+    """Reads a tensor on both sides, block by block, and adds up the squares of the difference."""
+
+    snapshots: tuple[Snapshot, Snapshot]
+
+    @property
+    def gpus(self) -> float:
+        """None: as fast as the bytes arrive."""
+        return 0
+
+    def label(self, unit: TensorPair) -> str:
+        """By its name."""
+        return f"weighing {unit.name}"
+
+    def memory(self, unit: TensorPair) -> int:
+        """As in comparing it."""
+        return _compared(unit)
+
+    def packed(self) -> Self:
+        """With absolute paths."""
+        return replace(self, snapshots=elsewhere(self.snapshots))
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, float]]:
+        """On the CPU."""
+        del device
+        yield lambda pair: lambda _: self._square(pair)
+
+    def _square(self, pair: TensorPair) -> float:
+        with readers_of(self.snapshots, [pair]) as readers:
+            blocks = zip(*(reader.blocks(pair.name, _BLOCK) for reader in readers), strict=True)
+            return sum(_squared(ours, theirs) for ours, theirs in blocks)
+
+
+def _squared(source: torch.Tensor, base: torch.Tensor) -> float:
+    return float((source.float() - base.to(source.dtype).float()).double().square().sum())
+
+
+def _compared(pair: TensorPair) -> int:
+    """Bytes that it takes to look at both sides: a few blocks, or the whole tensor where FP8 is dequantised."""
+    in_fp8 = pair.source.scale is not None or pair.base.scale is not None
+    return _BLOCKS + (_DEQUANTISED * pair.size if in_fp8 else 0)
 
 
 def _rows(ours: TensorHeader, theirs: TensorHeader) -> str:

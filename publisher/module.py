@@ -25,7 +25,10 @@ from publisher.residual import residual_of
 from publisher.weights import TensorPair, elsewhere, readers_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_WORKED_ON = 32  # bytes for each element of a weight: both sides, the update, and what is computed of it
+# bytes for each element of a weight beside it, as benchmarks/scale.py and docs/scale.md measure them: both sides, the
+# update and what is computed of it; more where the rank is found in a full decomposition, or elements are looked up
+_TO_RANK, _EXACTLY, _TO_ANY_RANK = 16, 40, 56
+_AT_LEAST = 1 << 28
 _FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
 
 
@@ -42,7 +45,7 @@ class Extracting(Job[TensorPair, Factors]):
 
     def memory(self, unit: TensorPair) -> int:
         """By its size."""
-        return _WORKED_ON * math.prod(unit.source.shape)
+        return room_for(unit.source.shape, self.settings)
 
     def packed(self) -> Self:
         """With absolute paths."""
@@ -70,6 +73,13 @@ class Extracting(Job[TensorPair, Factors]):
             )
 
         return finish
+
+
+def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
+    """Bytes of memory that extracting a weight of this shape takes, beside the process."""
+    each = _TO_RANK if isinstance(settings.rank, int) else _TO_ANY_RANK
+    each = max(each, _EXACTLY) if settings.method == "exact" else each
+    return _AT_LEAST + each * math.prod(shape)
 
 
 def _told(tell: Tell, what: str) -> Told:

@@ -8,12 +8,13 @@ class, or none that PEFT takes, with their share of the update.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from publisher.comparison import Comparison, compare, shares
+from publisher.comparison import Comparison, compare, shares, weighed
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.manifest import Variant
@@ -58,22 +59,26 @@ def compared(variant: Variant, sides: Sides, *, engine: Engine, progress: Progre
     """
     settings = variant.adapter
     seen = compare(sides, ignore=settings.ignore, carry=settings.carry, engine=engine, progress=progress)
-    return judged(seen, variant.model_class, sides)
+    weigh = partial(weighed, sides, engine=engine, progress=progress)
+    return judged(seen, variant.model_class, sides=sides, weigh=weigh)
 
 
-def judged(seen: Comparison, model_class: str, sides: Sides) -> Comparison:
+def judged(
+    seen: Comparison, model_class: str, *, sides: Sides, weigh: Callable[[Sequence[str]], Mapping[str, float]]
+) -> Comparison:
     """The comparison with what the class adds to it, where there is reason to ask.
 
     Args:
         seen: what the checkpoints tell.
         model_class: the manifest's.
         sides: source and base, whose folder has its config.json.
+        weigh: gives the squares of the update in tensors, for a message.
 
     Raises:
         ExtractionError: changed weights are no linear modules of the class.
         ValidationError: transformers has no such class, or it is not for this configuration.
     """
-    headers, readers, base = sides.headers[0], sides.readers, sides.snapshots[1].folder
+    headers, base = sides.headers[0], sides.snapshots[1].folder
     if not (seen.carried or in_doubt(seen.changed, headers, config=read_config(base), model_class=model_class)):
         return seen
     found = structure_of(model_class, base)
@@ -82,10 +87,10 @@ def judged(seen: Comparison, model_class: str, sides: Sides) -> Comparison:
     lost += [name for module in seen.carried for name in module.tensors if module.module not in found.every]
     if lost:
         every = list(dict.fromkeys([*seen.changed, *lost]))
-        raise _not_in_class(lost, shares(lost, every, readers=readers), model_class=model_class)
+        raise _not_in_class(lost, shares(lost, weigh(every)), model_class=model_class)
     barred = [name for name, module in modules.items() if module in found.refused]
     if barred:
-        raise _refused_by_peft(barred, shares(barred, seen.changed, readers=readers), model_class=model_class)
+        raise _refused_by_peft(barred, shares(barred, weigh(seen.changed)), model_class=model_class)
     return replace(
         seen,
         carried=tuple(_with_tied(module, found) for module in seen.carried),

@@ -34,6 +34,7 @@ from publisher.errors import EngineError, ManifestError
 
 _HAS_TOKEN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _ANSWER = 10.0  # seconds for which an address is tried
+PROCESS = 1 << 29  # bytes of a worker before its first unit: torch, transformers and PEFT
 _FRESH = 1.0  # seconds for which what the cluster has counts as known
 
 
@@ -188,7 +189,8 @@ class OnRay:
         """No more than the largest machine has: what no machine can give, Ray waits for without a word."""
         wanted = 1 if gpus else torch.get_num_threads()
         cpus = min(wanted, self._cluster.largest("CPU") or wanted)
-        return Needs(cpus, gpus, int(min(_rounded(memory), self._cluster.largest("memory"))))
+        size = _rounded(PROCESS + memory)
+        return Needs(cpus, gpus, int(min(size, self._cluster.largest("memory"))))
 
     def _slots(self, needs: Needs) -> int:
         """For how many of these at once the cluster has processors or GPUs."""

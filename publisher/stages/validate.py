@@ -49,7 +49,8 @@ FUNCTION_LIMIT = 0.5  # of the way from the source's logits to the base's
 _SEQUENCES, _TOKENS = 2, 32
 _MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
 _STREAMED = "the weights are streamed, and the model is not on this machine"
-_CHECKED = 24  # bytes for each element of a weight: both sides, the merged one, and the difference
+_CHECKED = 16  # bytes for each element of a weight: both sides, the merged one, and the difference
+_AT_LEAST = 1 << 28
 _AGAIN = "publish extract --manifest MANIFEST"
 
 
@@ -227,7 +228,7 @@ class Checking(Job[Claim, _Checked]):
 
     def memory(self, unit: Claim) -> int:
         """By its size."""
-        return _CHECKED * math.prod(unit.module.shape)
+        return room_for(unit.module.shape)
 
     def packed(self) -> Self:
         """With absolute paths."""
@@ -247,6 +248,11 @@ class Checking(Job[Claim, _Checked]):
             return _checked(claim, base.to(device), source=source.to(device))
 
         return finish
+
+
+def room_for(shape: tuple[int, ...]) -> int:
+    """Bytes of memory that checking a weight of this shape takes, beside the process."""
+    return _AT_LEAST + _CHECKED * math.prod(shape)
 
 
 def _checked(claim: Claim, base: torch.Tensor, *, source: torch.Tensor) -> _Checked:

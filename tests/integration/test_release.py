@@ -21,6 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, close_session
 import publisher
 from publisher.artefacts import ADAPTER, EXTRACTION
 from publisher.localhub import Fault, LocalHub, Role
+from publisher.markers import mark
 from publisher.pipeline import validation_key
 from publisher.records import Validation
 

@@ -21,7 +21,7 @@ COSTS = Costs(
     writing=1e-9,
     extracting=Line(module=1.0, element=1e-6),
     checking=Line(module=0.0, element=1e-7),
-    leaving=1e9,
+    weighing=1e9,
     comparing=1e6,
     hashing=2e6,
 )
