@@ -47,6 +47,7 @@ def two_machines(**environment: str) -> Iterator[Machines]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # or other tests would go before
         patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")  # seconds, on a busy machine
+        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # with it, Ray's server for clients now and then fails to fork
         for name, value in environment.items():
             patch.setenv(name, value)
         port = _free_port()

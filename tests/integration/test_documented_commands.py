@@ -168,6 +168,7 @@ def test_the_pages_show_commands() -> None:
 def test_a_documented_command_does_what_it_says(released: World, command: str) -> None:
     done = released.run(command)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert not (released.folder / "home/.ray").exists(), "a token there would be asked for by all later clusters"
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("publish hub")])

@@ -48,8 +48,8 @@ def left(folder: Path, what: str) -> int:
     return len(list(folder.glob(f"{what}-*")))
 
 
-def python(code: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -153,7 +153,7 @@ def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_
     ],
 )
 def test_a_unit_that_fails_three_times_for_one_reason_ends_the_run_by_its_name(
-    ray_engine: OnRay, tmp_path: Path, standing: int, fails: str, reason: str
+    ray_engine: OnRay, tmp_path: Path, fails: str, standing: int, reason: str
 ) -> None:
     with pytest.raises(EngineError, match=rf"squaring 3 failed 3 times: {reason}"):
         squared(ray_engine, Squares(tmp_path, fails=fails, standing_=standing), range(20))
@@ -167,17 +167,6 @@ def test_a_worker_that_is_not_as_the_first_is_refused_by_what_differs(ray_engine
     with pytest.raises(EngineError, match=r"squaring 0 failed 3 times: the worker on .* torch 2\.0\.0 and 2\."):
         squared(other, Squares(tmp_path), [0])
     assert not left(tmp_path, "tried")
-
-
-def test_a_cluster_for_one_run_leaves_no_token_for_later_ones(tmp_path: Path) -> None:
-    code = """
-from publisher.engines import engine_named
-with engine_named("ray", "cpu") as engine:
-    print(engine.machine.device)
-"""
-    done = python(code, RAY_ADDRESS="local", HOME=str(tmp_path))
-    assert done.stdout.split() == ["cpu"], done.stderr
-    assert not (tmp_path / ".ray").exists()
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
