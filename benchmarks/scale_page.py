@@ -196,16 +196,17 @@ def _memory(found: Figures, shape: Shape) -> Sequence[str]:
 
 
 def _pays(found: Figures, costs: Costs, shape: Shape) -> Iterable[Sequence[object]]:
+    """One thread does in a task what it does on the local engine: the quicker of both times stands for it."""
     text = _text(shape)
-    remote = found[f"extract {text} ray"]["inside"] + costs.task + costs.task_byte * factors_of(shape)
+    inside = found[f"extract {text} ray"]["inside"]
+    remote = inside + costs.task + costs.task_byte * factors_of(shape)
+    alone = [found[f"extract {text} {threads}"]["seconds"] for threads in (1, 2)]
     for which in ("start", "join"):
         begun = found[which]["member"] + found[which]["first"]
         for workers in (2, 8):
             counts = (
-                break_even(
-                    start=begun, local=found[f"extract {text} {threads}"]["seconds"], remote=remote, workers=workers
-                )
-                for threads in (1, 2)
+                break_even(start=begun, local=local, remote=remote, workers=workers)
+                for local in (min(alone[0], inside), alone[1])
             )
             yield _times(shape), which, workers, *("never" if count is None else count for count in counts)
 
@@ -366,7 +367,8 @@ hands out tensors in groups of 256 MB for that reason.
 n modules take n x t on one machine, and s + ceil(n / w) x (u + c) on w workers: t is the seconds of a module on the
 local engine, u the work in a Ray task, c the worker's time beyond it, s the time until the first worker answers. If t
 is more than (u + c) / w, the cluster is quicker from some n on; otherwise never. That n, with workers that are like one
-processor of this machine, against a local engine of one thread and of two:
+processor of this machine, against a local engine of one thread and of two (for one thread the quicker of t and u, which
+are the same work and differ by what else the machine does):
 
 | shape | Ray is | w | n, 1 thread | n, 2 threads |
 |---|---|---|---|---|
