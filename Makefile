@@ -13,7 +13,7 @@ demo: $(VENV)/.ready
 	$(BIN)/publish demo
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Chromium too: on Debian, apt-get install chromium. Screenshots go to build/screenshots.
 test-browser: $(VENV)/.ready
