@@ -18,8 +18,8 @@ from publisher.artefacts import ADAPTER, CONFIG
 from publisher.downloads import brought_here
 from publisher.engines import Begin, Job
 from publisher.manifest import Variant, VerificationSettings
-from publisher.records import Snapshot
 from publisher.runners import Batch, Model, loaded
+from publisher.weights import elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Answering(Job[Asked, list[list[Answer]]]):
         """With absolute paths, and the adapter itself."""
         adapter = self.model.adapter
         sent = {name: (adapter / name).read_bytes() for name in (CONFIG, ADAPTER)} if adapter else {}
-        return replace(self, model=self.model.mapped(_absolute), sent=sent)
+        return replace(self, model=self.model.mapped(elsewhere), sent=sent)
 
     def packed_unit(self, unit: Asked) -> Asked:
         """With its images."""
@@ -86,10 +86,6 @@ class Answering(Job[Asked, list[list[Answer]]]):
             model = self.model if self.sent is None else _unpacked(self.model, self.sent, Path(folder))
             with loaded(model, self.variant, settings=self.settings, device=device, over=self.over) as runner:
                 yield lambda asked: lambda _: runner(asked.requests)
-
-
-def _absolute(snapshot: Snapshot) -> Snapshot:
-    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})
 
 
 def _unpacked(model: Model, sent: Mapping[str, bytes], folder: Path) -> Model:

@@ -9,21 +9,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 
 from publisher import fp8
 from publisher.carried import carried_modules, named_by, require_matches
 from publisher.dequantised import steps
-from publisher.engines import Begin, Engine, Job, Tell
+from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.progress import Progress
-from publisher.records import Carried, LeftOut, Snapshot
+from publisher.records import Carried, LeftOut
+from publisher.sidesjob import SidesJob
 from publisher.tensors import Reader, TensorHeader
-from publisher.weights import Sides, TensorPair, elsewhere, readers_of
+from publisher.weights import Sides, TensorPair, readers_of
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
@@ -135,10 +135,8 @@ def _groups(pairs: Iterable[TensorPair]) -> list[Group]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparing(Job[Group, set[str]]):
+class Comparing(SidesJob[Group, set[str]]):
     """Compares tensors of two checkpoints byte by byte; the result names those that differ."""
-
-    snapshots: tuple[Snapshot, Snapshot]
 
     @property
     def gpus(self) -> float:
@@ -152,10 +150,6 @@ class Comparing(Job[Group, set[str]]):
     def memory(self, unit: Group) -> int:
         """By the largest of them."""
         return max(map(_compared, unit))
-
-    def packed(self) -> Self:
-        """With absolute paths."""
-        return replace(self, snapshots=elsewhere(self.snapshots))
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[Group, set[str]]]:
@@ -374,15 +368,14 @@ def weighed(sides: Sides, names: Sequence[str], *, engine: Engine, progress: Pro
     pairs = [sides.pair(name) for name in names]
     if pairs:
         with engine.run(Weighing(sides.snapshots), pairs, tell=tell) as results:
-            found |= {pair.name: square for pair, square in results}
+            for pair, square in results:  # one by one, as progress counts them
+                found[pair.name] = square
     return {name: found[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing(Job[TensorPair, float]):
+class Weighing(SidesJob[TensorPair, float]):
     """Reads a tensor on both sides, block by block, and adds up the squares of the difference."""
-
-    snapshots: tuple[Snapshot, Snapshot]
 
     @property
     def gpus(self) -> float:
@@ -396,10 +389,6 @@ class Weighing(Job[TensorPair, float]):
     def memory(self, unit: TensorPair) -> int:
         """As in comparing it."""
         return _compared(unit)
-
-    def packed(self) -> Self:
-        """With absolute paths."""
-        return replace(self, snapshots=elsewhere(self.snapshots))
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, float]]:

@@ -7,22 +7,22 @@ runs. It refuses NaN and infinity.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from publisher import dequantised, fp8, lora
 from publisher.adapter import Factors
-from publisher.engines import Begin, Finish, Job, Tell
+from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.manifest import AdapterSettings, Energy
-from publisher.records import ModuleExtraction, Snapshot, spectrum_places
+from publisher.records import ModuleExtraction, spectrum_places
 from publisher.recovered import Told, recovered
 from publisher.residual import residual_of
-from publisher.weights import TensorPair, elsewhere, readers_of
+from publisher.sidesjob import SidesJob
+from publisher.weights import TensorPair, readers_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # bytes for each element of a weight beside it, as benchmarks/scale.py and docs/scale.md measure them: both sides, the
@@ -33,10 +33,9 @@ _FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may
 
 
 @dataclass(frozen=True, slots=True)
-class Extracting(Job[TensorPair, Factors]):
+class Extracting(SidesJob[TensorPair, Factors]):
     """Reads both weights of a module and takes its factors out."""
 
-    snapshots: tuple[Snapshot, Snapshot]
     settings: AdapterSettings
 
     def label(self, unit: TensorPair) -> str:
@@ -46,10 +45,6 @@ class Extracting(Job[TensorPair, Factors]):
     def memory(self, unit: TensorPair) -> int:
         """By its size."""
         return room_for(unit.source.shape, self.settings)
-
-    def packed(self) -> Self:
-        """With absolute paths."""
-        return replace(self, snapshots=elsewhere(self.snapshots))
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, Factors]]:

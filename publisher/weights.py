@@ -149,10 +149,9 @@ def readers_of(snapshots: tuple[Snapshot, Snapshot], pairs: Sequence[TensorPair]
         yield sources, bases
 
 
-def elsewhere(snapshots: tuple[Snapshot, Snapshot]) -> tuple[Snapshot, Snapshot]:
-    """As another process may look for them, which works in another folder."""
-    source, base = (snapshot.model_copy(update={"folder": snapshot.folder.absolute()}) for snapshot in snapshots)
-    return source, base
+def elsewhere(snapshot: Snapshot) -> Snapshot:
+    """As another process may look for it, which works in another folder."""
+    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})
 
 
 # --- headers by ranges --------------------------------------------------------------------------------------

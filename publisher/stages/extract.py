@@ -68,6 +68,7 @@ CODE = (
     "records.py",
     "residual.py",
     "rounding.py",
+    "sidesjob.py",
     "structure.py",
     "summary.py",
     "tensors.py",

@@ -11,10 +11,10 @@ PEFT itself only warns, or says nothing, where an adapter loads in part; here ea
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import torch
@@ -23,7 +23,7 @@ from safetensors import safe_open
 from publisher import lora
 from publisher.adapter import KEY_PREFIX, carried_keys
 from publisher.artefacts import ADAPTER, RESIDUAL
-from publisher.engines import Begin, Engine, Finish, Job, Tell
+from publisher.engines import Begin, Engine, Finish, Tell
 from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
 from publisher.loading import (
@@ -39,9 +39,10 @@ from publisher.manifest import Variant
 from publisher.progress import Progress
 from publisher.records import ExactRecovery, Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
 from publisher.residual import Residual
+from publisher.sidesjob import SidesJob
 from publisher.summary import summary_problems
 from publisher.tensors import TensorHeader
-from publisher.weights import Sides, TensorPair, elsewhere, headers_of, opened, readers_of
+from publisher.weights import Sides, TensorPair, headers_of, opened, readers_of
 
 MERGE_TOLERANCE = 1e-4  # of a share: sums in another order move what lies at the very edge of its interval
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more
@@ -217,10 +218,8 @@ def _claim(
 
 
 @dataclass(frozen=True, slots=True)
-class Checking(Job[Claim, _Checked]):
+class Checking(SidesJob[Claim, _Checked]):
     """Merges a module's factors into the base's weight and holds the result against the source's."""
-
-    snapshots: tuple[Snapshot, Snapshot]
 
     def label(self, unit: Claim) -> str:
         """By its name."""
@@ -229,10 +228,6 @@ class Checking(Job[Claim, _Checked]):
     def memory(self, unit: Claim) -> int:
         """By its size."""
         return room_for(unit.module.shape)
-
-    def packed(self) -> Self:
-        """With absolute paths."""
-        return replace(self, snapshots=elsewhere(self.snapshots))
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[Claim, _Checked]]:

@@ -1,6 +1,7 @@
 """What is told from two headers alone: names, shapes, dtypes, layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from publisher.comparison import Comparison, compare, equal, is_linear_weight, layers_of, preflight, ranges
+from publisher.comparison import Comparison, compare, equal, is_linear_weight, layers_of, preflight, ranges, weighed
 from publisher.engines.local import Local
 from publisher.errors import ExtractionError
 from publisher.progress import silent
@@ -31,11 +32,16 @@ def headers(*names: str) -> dict[str, TensorHeader]:
 
 def compared(pair: Sequence[Headers], folder: Path) -> Comparison:
     """What is found between two checkpoints with these headers, whose files are in this folder."""
+    with opened_pair(pair, folder) as sides:
+        return compare(sides, ignore=(), engine=Local(torch.device("cpu")), progress=silent)
+
+
+@contextmanager
+def opened_pair(pair: Sequence[Headers], folder: Path) -> Iterator[Sides]:
     snapshot = Snapshot(checkpoint=Checkpoint(kind="local", name="one", revision="", files=()), folder=folder)
     source, base = pair
     with TensorReader(source) as sources, TensorReader(base) as bases:
-        sides = Sides((snapshot, snapshot), (source, base), (sources, bases))
-        return compare(sides, ignore=(), engine=Local(torch.device("cpu")), progress=silent)
+        yield Sides((snapshot, snapshot), (source, base), (sources, bases))
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -61,6 +67,21 @@ def test_weights_of_one_file_whose_scales_are_in_others_are_read(tmp_path: Path)
         pair.append({"a.weight": replace(stored, scale=scale)})
     seen = compared(pair, tmp_path)
     assert (seen.changed, seen.equal) == (("a.weight",), 0)
+
+
+def test_weighing_counts_what_is_done(tmp_path: Path) -> None:
+    pair = list[Headers]()
+    for number, side in enumerate(("source", "base")):
+        save_file({name: torch.full((4, 4), float(number)) for name in ("a", "b", "c")}, tmp_path / side)
+        pair.append(file_headers(tmp_path / side))
+    told: list[int] = []
+    with opened_pair(pair, tmp_path) as sides:
+        engine = Local(torch.device("cpu"))
+        found = weighed(
+            sides, ["a", "b", "c"], engine=engine, progress=lambda _what, done=0, _total=0: told.append(done)
+        )
+    assert found == {"a": 16.0, "b": 16.0, "c": 16.0}
+    assert told == [0, 1, 2]
 
 
 # --- which tensors match ------------------------------------------------------------------------------------
