@@ -56,14 +56,14 @@ def _matches(path: Path, text: str) -> None:
     assert text == path.read_bytes().decode(), f"{path} differs; if that is meant: UPDATE_GOLDEN=1"
 
 
-def _shared(factory: pytest.TempPathFactory) -> Path:
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
     """A folder for what all workers of pytest-xdist have in common."""
     return factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
 
 
-def _once(factory: pytest.TempPathFactory, what: str, make: Callable[[], object]) -> None:
+def once(factory: pytest.TempPathFactory, what: str, make: Callable[[], object]) -> None:
     """Make it in the first worker that needs it; the others wait."""
-    done = _shared(factory) / f"{what}.made"
+    done = shared_folder(factory) / f"{what}.made"
     with FileLock(done.with_suffix(".lock")):
         if not done.exists():
             make()
@@ -73,8 +73,8 @@ def _once(factory: pytest.TempPathFactory, what: str, make: Callable[[], object]
 @pytest.fixture(scope="session")
 def demo_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's folder: `clef`, `clef-base`, `clef-flash` and `clef-flash-base`. Read it, never write into it."""
-    folder = _shared(tmp_path_factory) / "session" / "demo"
-    _once(tmp_path_factory, "pairs", lambda: make_demo(folder))
+    folder = shared_folder(tmp_path_factory) / "session" / "demo"
+    once(tmp_path_factory, "pairs", lambda: make_demo(folder))
     return folder
 
 
@@ -86,7 +86,7 @@ def demo_run(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """
     options = Run(packaged_folder("manifests") / "demo.yaml", Path("dist"), device="cpu", dry_run=True)
     with contextlib.chdir(demo_pairs.parent):
-        _once(tmp_path_factory, "run", lambda: run(options, silent))
+        once(tmp_path_factory, "run", lambda: run(options, silent))
     return demo_pairs.parent
 
 
@@ -102,8 +102,8 @@ def own_demo_run(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers."""
-    folder = _shared(tmp_path_factory) / "small"
-    _once(tmp_path_factory, "small", lambda: _run_small(folder))
+    folder = shared_folder(tmp_path_factory) / "small"
+    once(tmp_path_factory, "small", lambda: _run_small(folder))
     return folder
 
 
