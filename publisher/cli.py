@@ -4,6 +4,7 @@ The only place that catches this project's errors. 0 done, 1 a stage failed, 2 u
 Whatever needs torch, transformers, peft or the Hub is imported by the command that needs it.
 """
 
+import io
 import json
 import logging
 import os
@@ -17,6 +18,8 @@ import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
+from publisher.border.echo import echo, echo_json
+from publisher.border.escape import for_terminal
 from publisher.errors import CardError, ManifestError, PublisherError
 from publisher.interruption import EXIT_CODE, interruptible
 
@@ -69,7 +72,9 @@ def main() -> None:
     try:
         code = cli(prog_name="publish", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        told = io.StringIO()
+        error.show(told)
+        echo(told.getvalue(), err=True, nl=False)
         code = error.exit_code
     except PublisherError as error:
         _tell(error, verbose=verbose, as_json=as_json)
@@ -82,16 +87,16 @@ def main() -> None:
 
 
 def _tell_interrupted() -> None:
-    click.echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
+    echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
 
 
 def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
     if verbose:
-        traceback.print_exc()
-    click.echo(f"error: {error}", err=True)
+        echo(traceback.format_exc(), err=True)
+    echo(f"error: {error}", err=True)
     if as_json:
         parts = {"found": error.found, "expected": error.expected, "next": error.next_step}
-        click.echo(json.dumps({"error": {"kind": type(error).__name__, **parts}}, indent=2))
+        echo_json(json.dumps({"error": {"kind": type(error).__name__, **parts}}, indent=2) + "\n")
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -124,7 +129,7 @@ def cli(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     if options["manifest"] is None:
-        click.echo(context.get_help())
+        echo(context.get_help())
         return
     _run(**options)
 
@@ -139,7 +144,7 @@ def _run(*, as_json: bool, verbose: bool, **options: Any) -> None:
     with interruptible(_tell_interrupted), progress_on(Console(stderr=True)) as progress:
         outcome = run(_options(**options), progress)
     if as_json:
-        click.echo(outcome.to_json(), nl=False)
+        echo_json(outcome.to_json())
     else:
         show_outcome(outcome, Console())
 
@@ -220,9 +225,9 @@ def pin(manifest: Path) -> None:
     _quiet_libraries(verbose=False)
     pinned = pin_manifest(manifest, resolve_revision)
     for entry in pinned:
-        click.echo(f"{manifest}: {entry.field}: {entry.repo}@{entry.name} is {entry.commit}")
+        echo(f"{manifest}: {entry.field}: {entry.repo}@{entry.name} is {entry.commit}")
     if not pinned:
-        click.echo(f"{manifest}: nothing to pin")
+        echo(f"{manifest}: nothing to pin")
 
 
 @cli.command()
@@ -239,10 +244,10 @@ def new(source: str, base: str, output: Path | None) -> None:
     _quiet_libraries(verbose=False)
     text = new_manifest(source, base)
     if output is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     write_text(output, text)
-    click.echo(f"{output}: written; edit what it marks, then: publish check {output}")
+    echo(f"{output}: written; edit what it marks, then: publish check {output}")
 
 
 extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
@@ -276,7 +281,7 @@ def _write_card(manifest: Path, dist: Path) -> None:
 
     options = Run(manifest, dist, first="card", last="card")
     changed = run(options, silent).card_changed
-    click.echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
+    echo(f"card {'written' if changed else 'unchanged'}: {options.staged / CARD}")
 
 
 def _check_card(manifest: Path, dist: Path) -> None:
@@ -288,10 +293,10 @@ def _check_card(manifest: Path, dist: Path) -> None:
     loaded = load_manifest(manifest)
     files, readme = rendered_card(loaded, options), options.staged / CARD
     diff, pictures = check_card(files[CARD], readme), other_pictures(loaded, files, options.staged)
-    click.echo(diff, nl=False)
+    echo(diff, nl=False)
     if stale := [readme] * bool(diff) or [options.staged / path for path in pictures]:
         raise CardError(f"{stale[0]} is stale", next_step=f"publish card --manifest {manifest}")
-    click.echo(f"card is fresh: {readme}")
+    echo(f"card is fresh: {readme}")
 
 
 def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
@@ -299,9 +304,9 @@ def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
     from publisher.stages.push import Target
 
     done = card_from_hub(manifest, write=write, target=Target(pull_request=pull_request))
-    click.echo(done.diff or "the published card is what its evidence gives\n", nl=False)
+    echo(done.diff or "the published card is what its evidence gives\n", nl=False)
     if done.push is not None:
-        click.echo(f"{done.push.hub}: {done.push.result}: {done.push.url}")
+        echo(f"{done.push.hub}: {done.push.result}: {done.push.url}")
 
 
 _folder = click.option(
@@ -316,7 +321,7 @@ _folder = click.option(
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
 def report(*, manifest: Path | None, folder: Path | None, dist: Path, output: Path | None) -> None:
     """Write one HTML page with everything that is known of a release [DIST/NAME.html]."""
-    click.echo(f"report: {_write_report(manifest, folder, dist=dist, output=output)}")
+    echo(f"report: {_write_report(manifest, folder, dist=dist, output=output)}")
 
 
 def _write_report(manifest: Path | None, folder: Path | None, *, dist: Path, output: Path | None) -> Path:
@@ -346,7 +351,7 @@ def _complete_module(context: click.Context, _: click.Parameter, incomplete: str
         )
     except PublisherError:
         return []
-    return [name for name in names if incomplete in name]
+    return [name for name in names if incomplete in name and name == for_terminal(name)]
 
 
 @cli.command()
@@ -365,7 +370,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 
     found = explain_module(module, _dossier(manifest, folder, dist=dist))
     if as_json:
-        click.echo(canonical_json([one.model_dump(mode="json") for one in found]), nl=False)
+        echo_json(canonical_json([one.model_dump(mode="json") for one in found]))
         return
     for one in found:
         show_module(one, Console())
@@ -380,9 +385,9 @@ def check(manifests: tuple[Path, ...]) -> None:
     problems = {path: read_manifest(path)[1] for path in manifests}
     for path, found in problems.items():
         for problem in found:
-            click.echo(problem, err=True)
+            echo(problem, err=True)
         if not found:
-            click.echo(f"{path}: ok")
+            echo(f"{path}: ok")
     broken = sum(bool(found) for found in problems.values())
     if broken:
         raise ManifestError(f"{broken} of {len(manifests)} manifests have problems", next_step="correct them as said")
@@ -407,7 +412,7 @@ def demo(*, dry_run: bool, **options: Any) -> None:
     manifest = packaged_folder("manifests") / "demo.yaml"
     _run(manifest=manifest, dry_run=dry_run, hub="local", **options)
     page = _write_report(manifest, None, dist=options["dist"], output=None)
-    click.echo(f"report: {page}", err=options["as_json"])
+    echo(f"report: {page}", err=options["as_json"])
 
 
 @cli.command()
@@ -430,7 +435,7 @@ def merge(*, as_json: bool, verbose: bool, manifest: Path, **options: Any) -> No
     with interruptible(_tell_interrupted), progress_on(Console(stderr=True)) as progress:
         done = run_merge(Request(manifest, **options), progress)
     if as_json:
-        click.echo(done.to_json(), nl=False)
+        echo_json(done.to_json())
     else:
         show_merged(done, Console())
 
@@ -456,11 +461,11 @@ def compat(context: click.Context, /, *, as_json: bool, verbose: bool, require: 
     with progress_on(Console(stderr=True)) as progress:
         found = judged(**where, progress=progress)
     if as_json:
-        click.echo(to_json(found), nl=False)
+        echo_json(to_json(found))
     else:
         show_compat(found, Console())
     if problems := complaints(found, require):
-        click.echo(f"error: {'; '.join(problems)}.", err=True)
+        echo(f"error: {'; '.join(problems)}.", err=True)
         context.exit(1)
 
 
@@ -484,10 +489,10 @@ def audit(context: click.Context, /, target: str, *, deep: bool, device: str, as
     with TemporaryDirectory() as work, progress_on(Console(stderr=True)) as progress:
         found = run_audit(target, deep=deep, work=Path(work), device=device, progress=progress)
     if as_json:
-        click.echo(found.to_json(), nl=False)
+        echo_json(found.to_json())
     else:
         show_audit(found, Console())
     if found.failed:
         names = ", ".join(f"{check.name} {check.variant}".rstrip() for check in found.failed)
-        click.echo(f"error: {len(found.failed)} of {len(found.checks)} checks failed: {names}.", err=True)
+        echo(f"error: {len(found.failed)} of {len(found.checks)} checks failed: {names}.", err=True)
         context.exit(1)

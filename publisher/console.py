@@ -3,6 +3,8 @@
 A terminal gets a live line with a bar; anything else gets a plain line now and then. rich honours NO_COLOR and
 the width of the terminal, and sends no codes into a pipe. A table that has no room becomes a list. A pipe has no width
 of its own: lines are then left whole, unless COLUMNS says how wide they may be.
+
+Text of any origin is escaped where it enters: in `_say`, `_show_rows`, `_show_facts` and the line of progress.
 """
 
 import os
@@ -20,10 +22,12 @@ from rich.markdown import Markdown
 from rich.measure import Measurement
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment, Segments
 from rich.table import Column, Table
 from rich.text import Text
 
 from publisher.artefacts import CARD
+from publisher.border.escape import for_terminal
 from publisher.progress import Pace, Progress, amount
 from publisher.records import (
     Audit,
@@ -64,7 +68,9 @@ def progress_on(console: Console) -> Iterator[Progress]:
 
         def tell(what: str, done: int = 0, total: int = 0) -> None:
             there, rate = amount(done, total) if total else "", pace.told(what, done, total)
-            bar.update(task, description=what, completed=done, total=total or None, amount=there, pace=rate)
+            bar.update(
+                task, description=for_terminal(what), completed=done, total=total or None, amount=there, pace=rate
+            )
 
         yield tell
 
@@ -80,7 +86,7 @@ def _plain(console: Console) -> Progress:
             return
         told[kind] = now
         parts = ", ".join(part for part in (amount(done, total) if total else "", rate) if part)
-        _say(f"{what} ({parts})" if parts else what, console)
+        _say(for_terminal(f"{what} ({parts})" if parts else what), console)
 
     return tell
 
@@ -220,13 +226,20 @@ def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> 
     _show_rows([(file.relative_to(staged).as_posix(), size(file.stat().st_size)) for file in files], console)
     body = (staged / CARD).read_text(encoding="utf-8").split("---\n", 2)[-1].partition("\n## Usage")[0]
     if console.is_terminal:
-        console.print(Markdown(body))
+        _show_markdown(body, console)
     else:
         _say(body, console)
 
 
+def _show_markdown(text: str, console: Console) -> None:
+    """As rich lays it out; it is escaped afterwards, since Markdown's entities give control characters too."""
+    laid_out = console.render(Markdown(text, hyperlinks=False))
+    console.print(Segments(Segment(for_terminal(text, lines=True), style) for text, style, _ in laid_out), end="")
+
+
 def _say(text: str, console: Console) -> None:
     """A paragraph; in a known width it is broken between words, and a word that is longer is left whole."""
+    text = for_terminal(text, lines=True)
     for line in text.split("\n") if _has_width(console) else (text,):
         for part in _broken(line, console.width) if _has_width(console) else (line,):
             console.print(part, highlight=False, soft_wrap=True, markup=False)
@@ -258,6 +271,7 @@ def _show_rows(
     Columns with `words` stand to the left, others to the right; one that is `flowing` may take several lines, and so
     may the first.
     """
+    rows = [[_cell(cell) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE if headings else None, show_header=bool(headings), padding=(0, 1 if headings else 2))
     table.collapse_padding = bool(headings)
     for place, cells in enumerate(zip(*rows, strict=True)):
@@ -267,12 +281,17 @@ def _show_rows(
         least = min(max(len(str(cell)) for cell in cells), _READABLE) if flows else None
         table.add_column(heading, justify=justify, no_wrap=not flows, min_width=least)
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*row)
     if Measurement.get(console, console.options.update_width(_ENDLESS), table).minimum <= console.width:
         console.print(table)
         return
     for row in rows:
         _show_stacked([str(cell) for cell in row], console, headings=headings)
+
+
+def _cell(content: str | Text) -> Text:
+    """A cell of a table: text of any origin, or one of this module's own words in colour."""
+    return Text(for_terminal(content)) if isinstance(content, str) else content
 
 
 def _show_stacked(row: Sequence[str], console: Console, *, headings: Sequence[str]) -> None:
@@ -287,7 +306,7 @@ def _show_stacked(row: Sequence[str], console: Console, *, headings: Sequence[st
 def _show_facts(facts: Sequence[tuple[str, str]], console: Console) -> None:
     """A line for each, its heading before it; lines that follow stay to the right of the headings."""
     indent = 2 + max(len(heading) for heading, _ in facts)
-    for heading, text in facts:
+    for heading, text in ((for_terminal(heading), for_terminal(text)) for heading, text in facts):
         room = console.width - indent - 1
         if not _has_width(console) or room < _NARROWEST:
             _say(f"{heading:<{indent}}{text}", console)
@@ -326,7 +345,8 @@ def show_compat(judged: Mapping[str, Sequence[LoaderVerdict]], console: Console)
             table.add_column(heading, no_wrap=heading in {"loader", "loads", "scale"})
         for one in verdicts:
             loads = Text(one.loads, _LOADS[one.loads])
-            table.add_row(one.loader, one.version, one.basis, loads, one.scale, Text(" ".join(one.flags)))
+            words = (one.loader, one.version, one.basis, loads, one.scale, " ".join(one.flags))
+            table.add_row(*(_cell(word) for word in words))
         console.print(table)
         for one in verdicts:
             for found in one.findings:

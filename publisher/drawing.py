@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-from publisher.files import packaged_folder
+from publisher.templating import html_environment
 
 _STEPS = (1, 2, 5, 10)
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -198,14 +198,7 @@ def svg(picture: Picture) -> str:
 
 def environment() -> Environment:
     """Jinja for SVG and HTML: everything that comes from a checkpoint or a manifest is escaped."""
-    made = Environment(
-        loader=FileSystemLoader(packaged_folder("templates")),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    made = html_environment()
     made.filters["place"] = place
     return made
 

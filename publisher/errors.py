@@ -150,7 +150,7 @@ def counted(number: int, noun: str) -> str:
 
 def listed(lines: Iterable[str]) -> str:
     """Names for a message, one on a line, the first dozen and how many more."""
-    every = list(lines)
+    every = [line.replace("\n", r"\n") for line in lines]  # a name of several lines is no list of several names
     more = [f"  and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return "\n".join([*(f"  {line}" for line in every[:_SHOWN]), *more])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from publisher.border.escape import for_terminal
 from publisher.errors import AuditError, HubError, PublisherError, listed
 from publisher.records import Check
 
@@ -32,12 +33,8 @@ def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str =
         status, detail = "failed", f"{error.found.rstrip()}{expected}"
     except Exception as error:  # noqa: BLE001 - see the module's first words
         status, detail = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-    return Check(name=name, variant=variant, status=status, detail=_printable(detail.replace(f"{folder}/", "")))
-
-
-def _printable(text: str) -> str:
-    """Without control characters: names and cards of any origin must not steer the reader's terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+    told = detail.replace(f"{folder}/", "")
+    return Check(name=name, variant=variant, status=status, detail=for_terminal(told, lines=True))
 
 
 def needed(value: _T | None, what: str) -> _T:

@@ -24,14 +24,15 @@ _MARKDOWN: Final = re.compile(
     r"""
     [\\`*\[\]|~$\#]                               # may open or close something anywhere
     | (?<![^\W_])_ | _(?![^\W_])                  # emphasis; not within a word
-    | ^[-+=] | ^\d+[.)] | !$                      # a list, a line under a heading, an image
-    | :(?=/|$) | /(?=/) | (?<=\w)@(?=\w)          # addresses that become links by themselves
-    | (?<=[^\W\d_])\.(?=\w) | \.(?=[^\W\d_])      # likewise; the point of a number is none of them
+    | ^\ ?[-+=:](?=[-+=:\s]|$) | ^\ ?\d+[.)](?=\s|$)  # a list, a line under a heading or a row of headings
+    | !$                                          # an image, with what follows
+    | :(?=/|$) | /(?=/) | @(?=[\w-]+\.|localhost) # addresses that some renderers turn into links by themselves
+    | (?<=www)\. | \.(?=(?:[a-z]{2}|com|net|org|info|biz|edu|gov|pro|web|xxx|name|shop|aero|asia|coop|museum|рф|xn--)\b)
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.IGNORECASE,
 )
 _ENTITY: Final = re.compile(r"[<>]|&(?=[#\w]|$)")
-_ENDS: Final = re.compile(r"^\s+|\s+$")
+_ENDS: Final = re.compile(r"^\s\s+|\s\s+$|^[^\S ]|[^\S ]$")  # one space there does nothing
 _NO_PLAIN_CODE: Final = re.compile(r"^$|[`|]|^\s|\s$")
 
 
@@ -67,7 +68,8 @@ def for_markdown(text: str) -> Markdown:
     """Return one line of Markdown that is shown as `text`, and never as markup, a link, a heading or a table cell.
 
     It may stand in a paragraph, a heading, a list, a cell of a table or the text of a link. `<`, `>` and `&` become
-    entities, so that the text adds no element in a block of HTML either.
+    entities, so that the text adds no element in a block of HTML either. Markdown does not show a single space at the
+    beginning or the end of a paragraph or a cell.
     """
     plain = for_terminal(text)
     inert = _MARKDOWN.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", plain)

@@ -9,6 +9,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from publisher.border.escape import for_terminal
 from publisher.localhub.context import Context
 from publisher.localhub.refusals import Refusal, answer_refusal
 
@@ -92,5 +93,5 @@ class Journal:
             self._note(scope, "no answer")
 
     def _note(self, scope: Scope, outcome: str) -> None:
-        self.lines.append(f"{scope['method']} {scope['path']} {outcome}")
+        self.lines.append(for_terminal(f"{scope['method']} {scope['path']} {outcome}"))
         _log.info("%s", self.lines[-1])

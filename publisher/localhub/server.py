@@ -13,10 +13,10 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-import click
 import uvicorn
 from starlette.types import Scope
 
+from publisher.border.echo import echo
 from publisher.errors import PublisherError
 from publisher.localhub.app import Journal, application
 from publisher.localhub.auth import Role, Tokens
@@ -145,9 +145,9 @@ def serve(root: Path, port: int = 0) -> None:
     tokens = {_kept(root / f"{role.value}.token", _new_token()): role for role in (Role.WRITE, Role.READ)}
     hub = LocalHub(root, tokens, port=port)
     with suppress(KeyboardInterrupt):
-        click.echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
+        echo(f"# local Hub (a stand-in, not the Hub) at {hub.endpoint}, data in {root}")
         for line in environment_lines(hub.endpoint, root):
-            click.echo(line)
+            echo(line)
         hub.run()
 
 

@@ -7,7 +7,6 @@ reaches the card (docs/card.md). No network, no torch.
 """
 
 import difflib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -15,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import TemplateError
 
 from publisher.artefacts import CARD, EXTRACTION, PICTURES, VERIFICATION
+from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.errors import CardError
 from publisher.files import packaged_folder
 from publisher.manifest import Bounds, Manifest, Reference, Variant
 from publisher.pictures import card_pictures
 from publisher.records import Checkpoint, Extraction, ExtractionSummary, Limits, Verification, VerificationSet
+from publisher.templating import card_environment
 
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
 
@@ -245,15 +246,7 @@ def _pipeline_tag(manifest: Manifest) -> str | None:
 
 
 def _body(manifest: Manifest, evidence: Sequence[Evidence], *, folders: tuple[Path, ...]) -> str:
-    # Not HTML: the output is Markdown, and escaping would spoil the code in it.
-    environment = Environment(
-        loader=FileSystemLoader(folders),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - see above
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = card_environment(folders)
     environment.filters.update(FILTERS)
     try:
         return environment.get_template(manifest.card.template).render(manifest=manifest, evidence=evidence)
@@ -273,39 +266,39 @@ def _complaint(error: TemplateError) -> str:
 # --- the forms in which a figure reaches the card -----------------------------------------------------------
 
 
-def count(number: int) -> str:
+def count(number: int) -> Markdown:
     """6373 as `6,373`."""
-    return f"{number:,}"
+    return Markdown(f"{number:,}")
 
 
-def percent(share: float) -> str:
+def percent(share: float) -> Markdown:
     """0.0009 as `0.09%`; 0% and 100% are exact, and what is near them never reads as if it were."""
     if share in {0, 1}:
-        return f"{100 * share:.0f}%"
+        return Markdown(f"{100 * share:.0f}%")
     if 0 < share < 0.00005:  # noqa: PLR2004 - half of the last digit shown
-        return "<0.01%"
+        return Markdown("<0.01%")
     if 0.99995 <= share < 1:  # noqa: PLR2004 - likewise
-        return ">99.99%"
-    return f"{100 * share:.2f}%"
+        return Markdown(">99.99%")
+    return Markdown(f"{100 * share:.2f}%")
 
 
-def figure(value: float) -> str:
+def figure(value: float) -> Markdown:
     """Three significant digits: 1.0 as `1.00`, 0.00351 as it is."""
-    return f"{value:#.3g}"
+    return Markdown(f"{value:#.3g}")
 
 
-def points(share: float) -> str:
+def points(share: float) -> Markdown:
     """A difference of shares in percentage points, signed: -0.00012 as `-0.012`, 0 as `0`."""
-    return f"{100 * share:+.3g}" if share else "0"
+    return Markdown(f"{100 * share:+.3g}" if share else "0")
 
 
-def size(octets: int) -> str:
+def size(octets: int) -> Markdown:
     """Decimal units, as the Hub shows them: `1.32 GB`, `88.8 MB`, `4.0 kB`."""
     if octets >= 999_500_000:  # noqa: PLR2004 - where MB would round up to a thousand
-        return f"{octets / 1e9:.2f} GB"
+        return Markdown(f"{octets / 1e9:.2f} GB")
     if octets >= 999_500:  # noqa: PLR2004 - likewise
-        return f"{octets / 1e6:.1f} MB"
-    return f"{octets / 1e3:.1f} kB"
+        return Markdown(f"{octets / 1e6:.1f} MB")
+    return Markdown(f"{octets / 1e3:.1f} kB")
 
 
 def extent(summary: ExtractionSummary) -> str:
@@ -320,15 +313,16 @@ def extent(summary: ExtractionSummary) -> str:
     return f"{linears(summary.linears)}, {where}"
 
 
-def linears(number: int) -> str:
+def linears(number: int) -> Markdown:
     """`1 linear`, `186 linears`."""
-    return f"{count(number)} linear{'s' * (number != 1)}"
+    return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
 
 
-def checkpoint(reference: Reference, known: Checkpoint) -> str:
+def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:
     """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
-    name = f"{inline(reference.where)}@{known.revision[:8]}"
-    return f"[{name}](https://huggingface.co/{reference.repo}/tree/{known.revision})" if reference.repo else name
+    name = for_markdown(f"{reference.where}@{known.revision[:8]}")
+    tree = f"https://huggingface.co/{reference.repo}/tree/{reference.revision}"  # both checked by the manifest
+    return Markdown(f"[{name}]({tree})") if reference.repo else name
 
 
 def full_width(extraction: Extraction, rank: int) -> bool:
@@ -341,30 +335,23 @@ def uncertain(extraction: Extraction) -> int:
     return sum(module.rank_at_least for module in extraction.modules)
 
 
-def grouped(names: Sequence[str]) -> tuple[str, ...]:
+def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
     """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
     return tuple(_groups(sorted(names)))
 
 
-def _groups(names: Sequence[str]) -> Iterator[str]:
+def _groups(names: Sequence[str]) -> Iterator[Markdown]:
     for _, together in groupby(names, key=lambda name: name.partition(".")[0]):
         group = tuple(together)
-        yield f"`{_shared(group)}.*` ({count(len(group))})" if len(group) > 1 else f"`{group[0]}`"
+        if len(group) > 1:
+            yield Markdown(f"{for_code(f'{_shared(group)}.*')} ({count(len(group))})")
+        else:
+            yield for_code(group[0])
 
 
 def _shared(names: Sequence[str]) -> str:
     levels = zip(*(name.split(".") for name in names), strict=False)
     return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-def inline(text: str) -> str:
-    """Text on one line that breaks no table."""
-    return " ".join(text.split()).replace("|", r"\|")
-
-
-def quoted(text: str) -> str:
-    """Text as a Python string literal."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -381,7 +368,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
         full_width,
         uncertain,
         grouped,
-        inline,
-        quoted,
     )
 }

@@ -29,7 +29,20 @@ PIECES = (
     *"\\`*_{}[]()#+-.!|<>~&:@$^='\"/ 0123456789abA",
     *("é", "漢", "\u00a0", "\u3000", "https://evil.example/x", "www.evil.example", "me@evil.example", "1. ", "10) "),
     *("- ", "# ", "> ", "    ", "```", "~~~", "![a](b)", "[a](b)", "[a]: b", "<b>", "</code>", "<!--", "-->", "&lt;"),
-    *("&#27;", "\\|", "|---|", "***", "===", "{{7*7}}", "<script>", "javascript:alert(1)", "ftp://x", "mailto:a@b.c"),
+    *(
+        "&#27;",
+        "\\|",
+        "|---|",
+        "***",
+        "===",
+        "{{7*7}}",
+        "<script>",
+        "javascript:alert(1)",
+        "ftp://x",
+        "mailto:a@b.c",
+        "evil.com",
+        "evil.io",
+    ),
 )
 HIDDEN = (
     "\x1b",
@@ -85,7 +98,10 @@ def rendered(markdown: str) -> tuple[str, list[str]]:
 def test_markdown_shows_the_text_as_it_is_wherever_it_stands(text: str, place: str) -> None:
     shown, tags = rendered(place.format(for_markdown(text)))
     plain, meant = rendered(place.format("PLAIN"))
-    assert (shown, tags) == (plain.replace("PLAIN", for_terminal(text)), meant)
+    expected = plain.replace("PLAIN", for_terminal(text))
+    one_space = {text[:1], text[-1:]} & {" "}  # which a paragraph or a cell does not show
+    assert (shown.replace(" ", ""), tags) == (expected.replace(" ", ""), meant)
+    assert shown == expected or one_space
 
 
 @given(texts, st.sampled_from(PLACES))
@@ -98,7 +114,7 @@ def test_code_shows_the_text_as_it_is_wherever_it_stands(text: str, place: str) 
 @given(texts)
 def test_an_address_in_a_text_becomes_no_link_by_itself(text: str) -> None:
     markdown = for_markdown(text)
-    assert not re.search(r"(https?|ftp)://|www\.\w|\w@\w", markdown, re.IGNORECASE)
+    assert not re.search(r"(https?|ftp)://|www\.\w|\w@[\w-]+\.|\.(com|org|io)\b", markdown, re.IGNORECASE)
 
 
 @given(hostile)
