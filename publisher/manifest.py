@@ -32,6 +32,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from publisher import architectures, artefacts
+from publisher.border.escape import for_terminal, is_hidden
+from publisher.border.limits import LIMITS
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
@@ -91,6 +93,7 @@ def _commit_id(text: str) -> str:
 def _local_path(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty; write the checkpoint's folder, relative to the one you run publish in")
+    _one_line(text)
     if text.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:", text):
         raise ValueError(
             f"{_shown(text)} is an absolute path, which others do not have; "
@@ -140,7 +143,7 @@ def _layers(value: Any) -> Any:
 
 
 def _identifier(text: str) -> str:
-    if not text.isidentifier():
+    if not text.isidentifier() or any(map(is_hidden, text)):
         raise ValueError(f"{_shown(text)} is not a class name; write it as in config.json's architectures")
     return text
 
@@ -189,6 +192,7 @@ def _issuer(text: str) -> str:
 
 
 def _request_file(text: str) -> str:
+    _one_line(text)
     plain = all(part not in {"", ".", ".."} for part in text.split("/"))
     if not plain or text.startswith("~") or "\\" in text or re.match(r"[A-Za-z]:", text):
         raise ValueError(
@@ -219,7 +223,26 @@ def _divergence(value: Any) -> Any:
 def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty; write a few words")
+    return _one_line(text.strip())  # a block of YAML ends with a line feed
+
+
+def _one_line(text: str) -> str:
+    """Return the text, or say which character keeps it from being one line that shows all that it holds."""
+    hidden = next(filter(is_hidden, text), "")
+    if hidden in {"\n", "\r"}:
+        raise ValueError("has more than one line; write one line of plain text")
+    if hidden:
+        raise ValueError(f"holds a character that nobody sees, {for_terminal(hidden)}; write one line of plain text")
     return text
+
+
+def _at_most(characters: int) -> Callable[[str], str]:
+    def held(text: str) -> str:
+        if len(text) > characters:
+            raise ValueError(f"has {len(text):,} characters; write {characters:,} at most")
+        return text
+
+    return held
 
 
 def _shown(value: Any) -> str:
@@ -232,9 +255,20 @@ def _pattern(text: str) -> Any:
     return Field(json_schema_extra={"pattern": f"^{text}$"})
 
 
+def _longest(characters: int) -> Any:
+    """For the JSON schema alone, likewise."""
+    return Field(json_schema_extra={"maxLength": characters})
+
+
 RepoId = Annotated[str, AfterValidator(_repo_id), _pattern(_REPO_ID)]
 CommitId = Annotated[str, AfterValidator(_commit_id), _pattern(_COMMIT_ID)]
 Text = Annotated[str, AfterValidator(_text)]
+Title = Annotated[Text, AfterValidator(_at_most(LIMITS.title_characters)), _longest(LIMITS.title_characters)]
+Label = Annotated[Text, AfterValidator(_at_most(LIMITS.label_characters)), _longest(LIMITS.label_characters)]
+Summary = Annotated[Text, AfterValidator(_at_most(LIMITS.summary_characters)), _longest(LIMITS.summary_characters)]
+
+AUTHORS_WORDS = ("title", "label", "summary", "names of test sets")
+"""What a card says that follows from no artefact. Each is one line of plain text, shown as such."""
 
 
 class _Model(BaseModel):
@@ -351,8 +385,8 @@ class Bounds(_Model):
 class RequestSet(Bounds):
     """One test set: a file of requests that both models answer."""
 
-    name: Text
-    """What readers of the card call this set."""
+    name: Label
+    """What readers of the card call this set: one line of plain text, 100 characters at most."""
     file: Annotated[str, AfterValidator(_request_file)]
     """JSON lines, gzip or not; relative to the folder in which you run publish, or to the dataset's root."""
     dataset: Dataset | None = None
@@ -409,8 +443,8 @@ class Variant(_Model):
 
     path: Annotated[str, AfterValidator(_variant_path)]
     """Place in the repository: / for the root, or a subfolder such as flash/."""
-    label: Text
-    """What readers of the card call this variant."""
+    label: Label
+    """What readers of the card call this variant: one line of plain text, 100 characters at most."""
     source: Reference
     """The merged fine-tune."""
     base: Reference
@@ -463,10 +497,10 @@ class CardSettings(_Model):
 
     template: Text
     """Template of the card: one that comes with the tool, or a file beside the manifest."""
-    title: Text
-    """The card's heading."""
-    summary: Text
-    """One sentence under the heading."""
+    title: Title
+    """The card's heading: one line of plain text, 200 characters at most."""
+    summary: Summary
+    """One sentence under the heading, in one line of plain text, 1,000 characters at most."""
     usage: Text = "usage_peft.md.j2"
     """Template of the part that shows how the adapter is loaded."""
 
@@ -547,7 +581,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.field}" if self.field else f"{self.file}"
-        return f"{place}: {self.what}"
+        return for_terminal(f"{place}: {self.what}")
 
 
 def load_manifest(path: Path) -> Manifest:

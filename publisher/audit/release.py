@@ -25,7 +25,7 @@ from publisher.errors import (
 )
 from publisher.files import packaged_folder, sha256_of
 from publisher.hub import RemoteFile
-from publisher.manifest import Manifest, Variant, read_manifest
+from publisher.manifest import AUTHORS_WORDS, Manifest, Variant, read_manifest
 from publisher.progress import Progress
 from publisher.records import Check, Extraction
 from publisher.stages.card import Evidence, check_card, load_verification, render_card
@@ -253,7 +253,8 @@ def card(release: Release) -> str:
         raise AuditError(f"there is no {artefacts.CARD}")
     if readme.read_bytes() != text.encode():
         raise AuditError(_stale(text, readme, evidence))
-    return "README.md is what the artefacts give, byte for byte"
+    words = f"the author's own words: {', '.join(AUTHORS_WORDS)}"
+    return f"README.md is what the artefacts give, byte for byte; {words}"
 
 
 def _evidence(variant: Variant, folder: Path) -> Evidence:

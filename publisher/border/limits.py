@@ -31,6 +31,9 @@ class Limits:
     modules: int = 500_000  # of such a model: layers x experts, replicated layers included
     layer_replications: int = 2_000  # layers after layer_replication
     rank: int = 1_000_000
+    title_characters: int = 200  # the author's words on a card: each is one line
+    label_characters: int = 100  # of a variant; likewise the name of a test set
+    summary_characters: int = 1_000
 
 
 LIMITS: Final = Limits()
