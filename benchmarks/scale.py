@@ -305,7 +305,7 @@ def _waiting() -> Figures:
 def _write(shape: str) -> Figures:
     """Factors onto the driver's disk, safe there and hashed."""
     factors = pickle.loads(Path(f"{shape}.pickle").read_bytes())  # noqa: S301 - written by `_extract`
-    shelf, seconds = Shelf(Path("shelf")), []
+    shelf, seconds = Shelf(Path("shelf"), "benchmark"), []
     for _ in range(RUNS):
         start = time.perf_counter()
         shelf.put(factors)

@@ -4,7 +4,7 @@ The model is loaded once for each worker. Sent elsewhere, the job takes the adap
 checkpoints are found at the same place there, or fetched from the Hub.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from publisher.artefacts import ADAPTER, CONFIG
 from publisher.downloads import brought_here
 from publisher.engines import Begin, Job
 from publisher.manifest import Variant, VerificationSettings
+from publisher.requests import Request
 from publisher.runners import Batch, Model, loaded
 from publisher.weights import elsewhere
 
@@ -93,3 +94,14 @@ def _unpacked(model: Model, sent: Mapping[str, bytes], folder: Path) -> Model:
     for name, content in sent.items():
         (folder / name).write_bytes(content)
     return replace(model.mapped(brought_here), adapter=folder if sent else None)
+
+
+def fitting(given: Sequence[Answer], request: Request) -> Sequence[Answer]:
+    """One answer for each question, or that there are not."""
+    wanted = len(request.questions)
+    return given if len(given) == wanted else [f"{len(given)} answers to {wanted} questions"] * wanted
+
+
+def batches(requests: Sequence[Request], size: int) -> list[Sequence[Request]]:
+    """By place in the file alone, so that a request is always answered in the same company."""
+    return [requests[start : start + size] for start in range(0, len(requests), size)]

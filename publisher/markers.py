@@ -7,9 +7,9 @@ good as none.
 from collections.abc import Sequence
 from pathlib import Path
 
-from publisher.errors import FetchError
 from publisher.files import sha256_of
 from publisher.records import FileDigest, Marker
+from publisher.sealed import read_sealed, write_sealed
 
 
 def mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> None:
@@ -22,18 +22,30 @@ def mark(marker: Path, key: str, *, folder: Path, files: Sequence[Path]) -> None
         files: what it left there.
     """
     digests = (FileDigest.of(file, name=file.relative_to(folder).as_posix()) for file in files)
-    Marker(key=key, files=tuple(digests)).write(marker)
+    write_sealed(marker, Marker(key=key, files=tuple(digests)))
+
+
+def marked(marker: Path) -> Marker | None:
+    """Return what this file says; None where it is missing or damaged."""
+    return read_sealed(marker, Marker)
 
 
 def lapse_of(marker: Path, key: str, *, folder: Path) -> str:
     """Why a stage's result does not hold any more; empty where it does."""
-    try:
-        found = Marker.read(marker)
-    except FetchError as error:
-        return error.found
-    if changed := changed_since(found, folder):
-        return f"{', '.join(changed)} changed since {marker} was written"
-    return "" if found.key == key else f"{marker} was written for other files, settings or code"
+    if lapse := unproven(marker, folder=folder):
+        return lapse
+    found = marked(marker)
+    holds = found is not None and found.key == key
+    return "" if holds else f"{marker} was written for other files, settings or code"
+
+
+def unproven(marker: Path, *, folder: Path) -> str:
+    """Why the files of a stage may be other than it left them; empty where they are not."""
+    found = marked(marker)
+    if found is None:
+        return f"{marker} is damaged" if marker.exists() else f"{marker} does not exist"
+    changed = changed_since(found, folder)
+    return f"{', '.join(changed)} changed since {marker} was written" if changed else ""
 
 
 def changed_since(marker: Marker, folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ from publisher.progress import Progress
 from publisher.records import Extraction, Merged, Snapshot
 from publisher.rewrite import Shard, planned
 from publisher.stages.card import load_extraction
-from publisher.stages.fetch import fetch
+from publisher.stages.fetch import fetch, hashed_here
 from publisher.tensors import CONFIG, INDEX, TensorReader, file_headers, read_config, read_headers, read_json
 from publisher.weights import headers_of, reader_of
 
@@ -70,7 +70,9 @@ def merge(request: Request, progress: Progress) -> Merged:
     extraction = load_extraction(variant, staged / EXTRACTION)
     with locked(work):
         _require_recorded(extraction, staged, progress)
-        base = fetch(variant.base, memo=work / "digests.json", progress=progress)
+        memo, hashed = work / "digests.json", set[Path]()
+        base = fetch(variant.base, memo=memo, progress=progress, hashed=hashed)
+        base = hashed_here(base, memo=memo, progress=progress, hashed=hashed)
         _require_base(extraction, base)
         fetch_companions(base, progress)
         return _merged(extraction, base, staged=staged, request=request, progress=progress)

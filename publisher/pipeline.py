@@ -11,7 +11,7 @@ DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +23,12 @@ from publisher.files import digest_of, room_in, sha256_of, write_text
 from publisher.hub import THE_HUB, Destination
 from publisher.lock import locked
 from publisher.manifest import Manifest, Reference, RequestSet, Variant, load_manifest
-from publisher.markers import changed_since, lapse_of, mark
+from publisher.markers import changed_since, lapse_of, mark, marked, unproven
 from publisher.progress import Progress
 from publisher.provenance import code_digest
 from publisher.records import (
     CommitPlan,
     Extraction,
-    Marker,
     Outcome,
     PushOutcome,
     Signing,
@@ -47,18 +46,13 @@ if TYPE_CHECKING:
     from publisher.engines import Engine
 
 STAGES = ("fetch", "extract", "validate", "verify", "card", "push")
-_VALIDATION_CODE = (
-    "adapter.py",
-    "dequantised.py",
-    "fp8.py",
-    "loading.py",
-    "lora.py",
-    "records.py",
-    "residual.py",
-    "tensors.py",
-    "weights.py",
-    "stages/validate.py",
-)
+_MARKERS = {"extract": "extract.json", "validate": "validate.json", "verify": "verify.json"}
+_EXTRACTING, _VALIDATING, _VERIFYING, _JUDGING = (
+    "publisher.stages.extract",
+    "publisher.stages.validate",
+    "publisher.stages.verify",
+    "publisher.compat",
+)  # with all that they import, these are the code that a stage's result rests on
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +138,8 @@ def run(options: Run, progress: Progress) -> Outcome:
 def _run_stages(
     manifest: Manifest, variants: Sequence[Variant], *, options: Run, target: Target, progress: Progress
 ) -> Outcome:
-    places = [_place(variant, options, progress) for variant in variants]
+    hashed = set[Path]()
+    places = [_place(variant, options, progress, hashed=hashed) for variant in variants]
     outcomes = _variants(places, options, progress)
     changed = _card(manifest, options, progress) if options.includes("card") else None
     if options.writes:
@@ -187,11 +182,12 @@ def _chosen(manifest: Manifest, paths: Sequence[str]) -> tuple[Variant, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one variant's files are in this run, and the requests that its models are asked."""
+    """Where one variant's files are in this run, the requests its models are asked, and what this run has hashed."""
 
     variant: Variant
     options: Run
     requests: tuple[RequestFile, ...] = ()
+    hashed: set[Path] = field(default_factory=set)
 
     @property
     def verifies(self) -> bool:
@@ -201,6 +197,11 @@ class _Place:
     @property
     def staged(self) -> Path:
         return self.options.staged / self.variant.folder
+
+    @property
+    def memo(self) -> Path:
+        """The digests of checkpoints that earlier runs found."""
+        return self.options.work / "digests.json"
 
     def work(self, name: str) -> Path:
         return self.options.work / (self.variant.folder or "root") / name
@@ -220,10 +221,10 @@ class _Pair:
         return [(c.kind, c.name, c.revision) for c in (self.source.checkpoint, self.base.checkpoint)]
 
 
-def _place(variant: Variant, options: Run, progress: Progress) -> _Place:
+def _place(variant: Variant, options: Run, progress: Progress, *, hashed: set[Path]) -> _Place:
     """With the requests read and checked, once and before any long work, where they will be needed."""
     needed = options.includes("verify") or options.writes
-    return _Place(variant, options, _requests(variant, progress) if needed else ())
+    return _Place(variant, options, _requests(variant, progress) if needed else (), hashed)
 
 
 def _variants(places: Sequence[_Place], options: Run, progress: Progress) -> tuple[VariantOutcome, ...]:
@@ -249,6 +250,7 @@ def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutc
     pair = _fetch(place, progress)
     if place.options.last == "fetch":
         return _untouched(place)
+    pair = _hashed_where_read(place, pair, progress)
     extraction, extract_held = _extraction(place, pair, engine=engine, progress=progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, engine=engine, progress=progress)
     if validation is not None:
@@ -276,8 +278,7 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
     if not (whole and variant.source.repo and variant.base.repo and evidence.is_file()):
         return None
     pins = [("hub", ref.repo or "", ref.revision or "") for ref in (variant.source, variant.base)]
-    lapse = lapse_of(place.work("extract.json"), _extraction_key(variant, pins), folder=place.staged)
-    lapse = lapse or _validation_lapse(place)
+    lapse = _extraction_lapse(place, pins) or _validation_lapse(place)
     if place.verifies and not lapse:
         lapse = _verification_lapse(place, progress)
     if lapse:
@@ -304,19 +305,46 @@ def _fetch(place: _Place, progress: Progress) -> _Pair:
     from publisher.downloads import fetch_companions
     from publisher.stages.fetch import fetch
 
-    variant, options, memo = place.variant, place.options, place.options.work / "digests.json"
+    variant, options = place.variant, place.options
     if place.verifies and options.stream and options.engine == "local":
         raise VerificationError(
             "the weights are streamed, and verification runs the models on this machine",
             next_step="run without --stream, or stop with --until validate",
         )
-    fetched = partial(fetch, memo=memo, progress=progress, stream=options.stream)
+    fetched = partial(fetch, memo=place.memo, progress=progress, stream=options.stream, hashed=place.hashed)
     source, base = fetched(variant.source), fetched(variant.base)
     if not place.verifies:
         return _Pair(source, base)
     fetch_companions(source, progress)
     _require_module(variant, source.folder)
     return _Pair(source, base, fetched(variant.fp8) if variant.fp8 else None)
+
+
+def _hashed_where_read(place: _Place, pair: _Pair, progress: Progress) -> _Pair:
+    """Return the pair; where its tensors are to be read, with digests that this run has made."""
+    from publisher.stages.fetch import hashed_here
+
+    lapses = _lapses(place, pair, progress)
+    for stage, lapse in lapses.items():
+        if lapse and place.options.first != stage and place.work(_MARKERS[stage]).exists():
+            progress(f"{stage} runs again: {lapse}")
+    if not any(lapses.values()):
+        return pair
+    again = partial(hashed_here, memo=place.memo, progress=progress, hashed=place.hashed)
+    return _Pair(again(pair.source), again(pair.base), again(pair.fp8) if pair.fp8 else None)
+
+
+def _lapses(place: _Place, pair: _Pair, progress: Progress) -> dict[str, str]:
+    """Return why the result of each stage that reads tensors does not hold any more; empty where it does."""
+    lapses = {"extract": partial(_extraction_lapse, place, pair.pins), "validate": partial(_validation_lapse, place)}
+    if place.verifies:
+        lapses["verify"] = partial(_verification_lapse, place, progress)
+    first = place.options.first
+    return {
+        stage: "it was asked for" if first == stage else lapse()
+        for stage, lapse in lapses.items()
+        if place.options.includes(stage)
+    }
 
 
 def _require_module(variant: Variant, folder: Path) -> None:
@@ -333,11 +361,10 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
     """The extraction, and whether it is an earlier one that still holds."""
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
     if not place.options.includes("extract"):
-        return Extraction.read(evidence), False
+        return _finished_extraction(place, pair), False
     from publisher.stages import extract as stage
 
-    key = _extraction_key(place.variant, pair.pins)
-    if place.options.first != "extract" and not lapse_of(marker, key, folder=place.staged):
+    if place.options.first != "extract" and not _extraction_lapse(place, pair.pins):
         return Extraction.read(evidence), True
     extraction = stage.extract(
         place.variant,
@@ -349,14 +376,33 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
         progress=progress,
     )
     written = [place.staged / name for name in extraction.summary.written]
+    key = _extraction_key(place.variant, pair.pins)
     mark(marker, key, folder=place.staged, files=[evidence, *written])
     return extraction, False
 
 
-def _extraction_key(variant: Variant, pins: Sequence[tuple[str, str, str]]) -> str:
-    from publisher.stages.extract import CODE
+def _finished_extraction(place: _Place, pair: _Pair) -> Extraction:
+    """Return the extraction that later stages start from; its files and checkpoints must be as they were then."""
+    extraction = Extraction.read(place.staged / EXTRACTION)
+    lapse = unproven(place.work("extract.json"), folder=place.staged)
+    if (extraction.source, extraction.base) != (pair.source.checkpoint, pair.base.checkpoint):
+        lapse = lapse or "the files of source and base are others than it names"
+    if lapse:
+        raise FetchError(
+            f"{place.staged} is not known to be as its extraction left it: {lapse}",
+            expected="the files of an extraction that was finished",
+            next_step=f"publish extract --manifest {place.options.manifest_file}",
+        )
+    return extraction
 
-    return digest_of([pins, variant.model_dump(exclude={"source", "base", "verification", "fp8"}), code_digest(CODE)])
+
+def _extraction_lapse(place: _Place, pins: Sequence[tuple[str, str, str]]) -> str:
+    return lapse_of(place.work("extract.json"), _extraction_key(place.variant, pins), folder=place.staged)
+
+
+def _extraction_key(variant: Variant, pins: Sequence[tuple[str, str, str]]) -> str:
+    settings = variant.model_dump(exclude={"source", "base", "verification", "fp8"})
+    return digest_of([pins, settings, code_digest(_EXTRACTING)])
 
 
 def _validation(
@@ -391,7 +437,7 @@ def validation_key(staged: Path) -> str:
     """
     exports = (name for names in EXPORTS.values() for name in names)
     files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER, RESIDUAL, *exports)]
-    return digest_of([files, code_digest(_VALIDATION_CODE)])
+    return digest_of([files, code_digest(_VALIDATING)])
 
 
 def _digests(folder: Path, *names: str) -> list[str]:
@@ -408,11 +454,11 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
 
     `base` gives the folder with the base's config.json. Verdicts that are there hold as long as adapter and code do.
     """
-    from publisher.compat import CODE, judge
+    from publisher.compat import judge
     from publisher.compat.subject import Base, read_subject
 
     extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
-    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(CODE)])
+    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(_JUDGING)])
     if extraction.loaders and place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
         return extraction
     progress(f"trying loaders on {place.variant.label}")
@@ -428,7 +474,7 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
 def _amend(place: _Place, extraction: Extraction) -> None:
     """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
     evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
-    held = Marker.read(marker) if marker.is_file() else None
+    held = marked(marker)
     holds = held is not None and not changed_since(held, place.staged)
     extraction.write(evidence)
     if held is not None and holds:
@@ -484,14 +530,12 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
-    from publisher.stages.verify import CODE
-
     variant, staged = place.variant, place.staged
     files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _companions(Path(variant.source.path)) if variant.source.path else ""
-    fp8 = _local_revision(variant.fp8, place.options, progress) if variant.fp8 and variant.fp8.path else ""
-    return digest_of([files, settings, local, fp8, [file.content for file in place.requests], code_digest(CODE)])
+    fp8 = _local_revision(variant.fp8, place, progress) if variant.fp8 and variant.fp8.path else ""
+    return digest_of([files, settings, local, fp8, [file.content for file in place.requests], code_digest(_VERIFYING)])
 
 
 def _companions(folder: Path) -> str:
@@ -508,10 +552,10 @@ def _evidence_digest(evidence: Path) -> str:
         return sha256_of(evidence) if evidence.is_file() else ""
 
 
-def _local_revision(reference: Reference, options: Run, progress: Progress) -> str:
+def _local_revision(reference: Reference, place: _Place, progress: Progress) -> str:
     from publisher.stages.fetch import fetch
 
-    return fetch(reference, memo=options.work / "digests.json", progress=progress).checkpoint.revision
+    return fetch(reference, memo=place.memo, progress=progress, hashed=place.hashed).checkpoint.revision
 
 
 def _verification_lapse(place: _Place, progress: Progress) -> str:
@@ -581,7 +625,7 @@ def _require_publishable(manifest: Manifest, options: Run, *, places: Sequence[_
     _require_fresh(manifest, options)
     known = {place.variant.path: place for place in places}
     for variant in manifest.variants:
-        place = known.get(variant.path) or _place(variant, options, progress)
+        place = known.get(variant.path) or _place(variant, options, progress, hashed=set())
         _require_validated(place, progress)
         _require_verified(place, progress)
 
@@ -589,16 +633,17 @@ def _require_publishable(manifest: Manifest, options: Run, *, places: Sequence[_
 def _require_fresh(manifest: Manifest, options: Run) -> None:
     """The card and the manifest's copy are those of this manifest and these artefacts."""
     files = rendered_card(manifest, options)
-    wanted = {
-        CARD: files[CARD],
-        MANIFEST: options.manifest_file.read_text(encoding="utf-8"),
-    }
-    stale = [name for name, text in wanted.items() if (options.staged / name).read_bytes() != text.encode()]
+    wanted = {**files, MANIFEST: options.manifest_file.read_text(encoding="utf-8")}
+    stale = [name for name, text in wanted.items() if not _holds_text(options.staged / name, text)]
     stale += other_pictures(manifest, files, options.staged)
     if stale:
         raise PushError(
             f"{options.staged / stale[0]} is stale", next_step=f"publish card --manifest {options.manifest_file}"
         )
+
+
+def _holds_text(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_bytes() == text.encode()
 
 
 def _require_validated(place: _Place, progress: Progress) -> None:
@@ -624,9 +669,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 
 def _edited(place: _Place) -> str:
     """Whether extraction.json was changed after the loaders' verdicts were added to it."""
-    marker = place.work("loaders.json")
-    changed = marker.is_file() and changed_since(Marker.read(marker), place.staged)
-    return f"{EXTRACTION} changed since {marker} was written" if changed else ""
+    return unproven(place.work("loaders.json"), folder=place.staged)
 
 
 def _require_verified(place: _Place, progress: Progress) -> None:

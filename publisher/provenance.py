@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -10,19 +10,19 @@ from pathlib import Path
 import git
 
 from publisher import __version__
+from publisher.closure import PACKAGE, closure
 from publisher.records import Tools
 
-_PACKAGE = Path(__file__).resolve().parent
 _DECIDING = ("python", "torch", "safetensors")
 
 
-def tools(device: str, *, packages: Mapping[str, str], code: Sequence[str]) -> Tools:
-    """The provenance of work done by these source files.
+def tools(device: str, *, packages: Mapping[str, str], code: str) -> Tools:
+    """The provenance of work done by a module of this package.
 
     Args:
         device: `cpu`, or the accelerator's name.
         packages: versions of at least those that decide the bytes, where the work was done.
-        code: the source files.
+        code: the module's name.
     """
     commit, dirty = _checkout()
     return Tools(
@@ -35,27 +35,39 @@ def tools(device: str, *, packages: Mapping[str, str], code: Sequence[str]) -> T
     )
 
 
-def code_digest(files: Sequence[str]) -> str:
-    """Digest of these sources of the package: work done by other code is never taken for this one's."""
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file}\n".encode())
-        digest.update(hashlib.sha256((_PACKAGE / file).read_bytes()).digest())
-    return digest.hexdigest()
+def code_digest(*modules: str, root: Path = PACKAGE) -> str:
+    """Digest of all sources that these modules can run: work done by other code is never taken for this one's.
+
+    Args:
+        modules: their names with dots.
+        root: the folder of the package.
+
+    Returns:
+        SHA-256 over the names and contents of the sources, as 64 hex digits.
+    """
+    return _digest_of_sources(closure(*modules, root=root), root)
 
 
 @cache
 def whole_code() -> str:
     """Digest of all sources of the package."""
-    return code_digest([file.relative_to(_PACKAGE).as_posix() for file in _PACKAGE.rglob("*.py")])
+    return _digest_of_sources((file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")), PACKAGE)
+
+
+def _digest_of_sources(files: Iterable[str], root: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file}\n".encode())
+        digest.update(hashlib.sha256((root / file).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @cache
 def _checkout() -> tuple[str | None, bool | None]:
     """Commit and dirtiness of the checkout this package runs from, or the commit pip installed it from."""
     try:
-        with git.Repo(_PACKAGE.parent) as repo:
-            if not repo.git.ls_files("--", str(_PACKAGE / "__init__.py")):
+        with git.Repo(PACKAGE.parent) as repo:
+            if not repo.git.ls_files("--", str(PACKAGE / "__init__.py")):
                 return _installed_commit(), None
             return repo.head.commit.hexsha, repo.is_dirty(untracked_files=False)
     except (git.InvalidGitRepositoryError, git.NoSuchPathError, git.GitCommandError, ValueError):

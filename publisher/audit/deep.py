@@ -24,7 +24,7 @@ from publisher.manifest import Reference, Variant
 from publisher.module import Extracting
 from publisher.progress import Progress
 from publisher.records import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.fetch import fetch
+from publisher.stages.fetch import fetch, hashed_here
 from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.structure import compared
 from publisher.summary import differences, summarise
@@ -97,7 +97,9 @@ def _case(adapter: Adapter, bench: Bench) -> _Case:
 def _fetched(reference: Reference, bench: Bench) -> Snapshot:
     if reference.path is not None and not Path(reference.path).is_dir():
         raise UncheckedError(f"{reference.path} is a local folder, which is not here")
-    return fetch(reference, memo=bench.work / "digests.json", progress=bench.progress)
+    memo, hashed = bench.work / "digests.json", set[Path]()
+    found = fetch(reference, memo=memo, progress=bench.progress, hashed=hashed)
+    return hashed_here(found, memo=memo, progress=bench.progress, hashed=hashed)
 
 
 def _checkpoints(case: _Case | None, trouble: PublisherError | None) -> str:

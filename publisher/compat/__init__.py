@@ -8,21 +8,6 @@ whether a GPU kernel does what it should (docs/compat.md).
 from publisher.compat.subject import Subject
 from publisher.records import LoaderVerdict, Validation
 
-CODE = (
-    "compat/executed.py",
-    "compat/finding.py",
-    "compat/installed.py",
-    "compat/on_llama_cpp.py",
-    "compat/on_mlx.py",
-    "compat/on_peft.py",
-    "compat/on_sglang.py",
-    "compat/on_transformers.py",
-    "compat/on_vllm.py",
-    "compat/subject.py",
-    "compat/vllm_models.py",
-    "loading.py",
-)  # what decides the verdicts
-
 
 def judge(subject: Subject, validation: Validation | None = None) -> tuple[LoaderVerdict, ...]:
     """The verdict on every loader, in a fixed order.

@@ -45,38 +45,6 @@ from publisher.tensorfile import Planned, write_tensors
 from publisher.tensors import Reader, TensorHeader, read_config, torch_dtype
 from publisher.weights import TensorPair, opened
 
-CODE = (
-    "adapter.py",
-    "architectures.py",
-    "carried.py",
-    "comparison.py",
-    "dequantised.py",
-    "exact.py",
-    "exports/__init__.py",
-    "exports/llamacpp.py",
-    "exports/lora_gguf.py",
-    "exports/mlx.py",
-    "exports/peft_files.py",
-    "files.py",
-    "fp8.py",
-    "kept.py",
-    "kinship.py",
-    "lora.py",
-    "module.py",
-    "overlap.py",
-    "recovered.py",
-    "records.py",
-    "residual.py",
-    "rounding.py",
-    "sidesjob.py",
-    "structure.py",
-    "summary.py",
-    "tensors.py",
-    "tensorfile.py",
-    "weights.py",
-    "stages/extract.py",
-)  # what decides the bytes
-
 
 def extract(
     variant: Variant,
@@ -111,7 +79,7 @@ def extract(
             _require_intervals(seen, headers, label=variant.label)
         _require_exports(variant, seen, headers=headers, base=base)
         require_kin(seen.changed, readers)
-        tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=CODE)
+        tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
         kept = shelf(work, _arithmetic_key(variant, sides.snapshots, machine=engine.machine, tools=tools))
         _require_room(variant.adapter, [headers[name].shape for name in seen.changed], work=work, kept=kept)
         pairs = [sides.pair(name) for name in seen.changed]
@@ -181,6 +149,9 @@ def _finished(
         progress(what, sum(map(bool, found.values())), len(found))
 
     missing = [pair for pair in pairs if found[pair] is None]
+    for pair in missing:
+        if kept.has_files_of(pair.name.removesuffix(".weight")):
+            progress(f"making {pair.name} again: what was kept of it is not whole")
     with Behind() as writing, engine.run(job, missing, tell=tell) as results:
         for pair, module in results:
             writing.do(kept.put, module)

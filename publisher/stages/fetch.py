@@ -15,6 +15,7 @@ from publisher.manifest import Reference
 from publisher.overlap import side_by_side
 from publisher.progress import Octets, Progress
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
+from publisher.sealed import read_sealed, write_sealed
 from publisher.tensors import (
     CONFIG,
     INDEX,
@@ -31,9 +32,11 @@ _SHA256_DIGITS = 64
 
 
 class _Known(Record):
-    """A digest that holds as long as the file's size and time of change do."""
+    """A digest that spares work as long as nothing tells that the file is another: see `hashed_here`."""
 
     size: int
+    inode: int
+    written_ns: int
     changed_ns: int
     sha256: str
 
@@ -44,14 +47,23 @@ class _DigestMemo(Record):
     known: dict[str, _Known]
 
 
-def fetch(reference: Reference, *, memo: Path, progress: Progress, stream: bool = False) -> Snapshot:
+def fetch(
+    reference: Reference,
+    *,
+    memo: Path,
+    progress: Progress,
+    stream: bool = False,
+    hashed: set[Path] | None = None,
+) -> Snapshot:
     """The checkpoint, whole: on disk, or on the Hub to be streamed.
 
     Args:
         reference: a local folder, or a repository at a full commit id.
-        memo: a JSON file that remembers digests between runs, so that an unchanged file is hashed once.
+        memo: a JSON file that remembers digests between runs. It tells whether earlier results may still hold;
+            whoever reads the tensors asks `hashed_here` too.
         progress: told what is being downloaded or hashed.
         stream: leave the weights of a repository on the Hub.
+        hashed: the files that this run has hashed; those that are hashed here are added.
 
     Raises:
         FetchError: missing, damaged or pickled weights.
@@ -61,12 +73,45 @@ def fetch(reference: Reference, *, memo: Path, progress: Progress, stream: bool 
         return _streamed(reference, progress)
     folder = Path(reference.path) if reference.path is not None else _download(reference, progress)
     read_headers(folder)
-    files = _digests(folder, memo=memo, progress=progress)
+    files = _digests(folder, memo=memo, progress=progress, hashed=set() if hashed is None else hashed)
     if reference.path is None:
-        return Snapshot(checkpoint=_hub_checkpoint(reference, files, folder), folder=folder)
+        checkpoint = _hub_checkpoint(reference.repo or "", reference.revision or "", files=files, folder=folder)
+        return Snapshot(checkpoint=checkpoint, folder=folder)
+    return Snapshot(checkpoint=_local_checkpoint(files, folder), folder=folder)
+
+
+def hashed_here(snapshot: Snapshot, *, memo: Path, progress: Progress, hashed: set[Path]) -> Snapshot:
+    """Return the snapshot with the digests that its files have in this run.
+
+    A disk can lose bits, and a file can be written over with its old size and time. So the memo vouches for no file
+    whose tensors are read: every one that this run has not hashed yet is hashed. Weights that are streamed have the
+    digests that the Hub lists.
+
+    Args:
+        snapshot: as `fetch` gave it.
+        memo: the JSON file that remembers digests between runs.
+        progress: told what is being hashed.
+        hashed: the files that this run has hashed; those that are hashed here are added.
+
+    Returns:
+        The same files, by the bytes that are there now.
+
+    Raises:
+        FetchError: a file of the Hub is not what the Hub says.
+    """
+    if snapshot.streamed:
+        return snapshot
+    there, folder = snapshot.checkpoint, snapshot.folder
+    files = _digests(folder, memo=memo, progress=progress, hashed=hashed, anew=True)
+    if there.kind == "local":
+        return snapshot.model_copy(update={"checkpoint": _local_checkpoint(files, folder)})
+    checkpoint = _hub_checkpoint(there.name, there.revision, files=files, folder=folder)
+    return snapshot.model_copy(update={"checkpoint": checkpoint})
+
+
+def _local_checkpoint(files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:
     content = digest_of([file.model_dump() for file in files])
-    name = folder.resolve().name
-    return Snapshot(checkpoint=Checkpoint(kind="local", name=name, revision=content, files=files), folder=folder)
+    return Checkpoint(kind="local", name=folder.resolve().name, revision=content, files=files)
 
 
 def _download(reference: Reference, progress: Progress) -> Path:
@@ -120,7 +165,7 @@ def _streamed(reference: Reference, progress: Progress) -> Snapshot:
     shards = shards_of(folder / INDEX) if entry == INDEX else (SINGLE,)
     weights = [_listed(listed.get(name), name, where=f"{repo}@{revision[:8]}") for name in shards]
     files = sorted([*map(_digest, small), *weights], key=lambda file: file.name)
-    checkpoint = _hub_checkpoint(reference, tuple(files), folder)
+    checkpoint = _hub_checkpoint(repo, revision, files=tuple(files), folder=folder)
     snapshot = Snapshot(checkpoint=checkpoint, folder=folder, streamed=True)
     headers_of(snapshot)
     return snapshot
@@ -146,41 +191,57 @@ def _digest(file: Path) -> FileDigest:
     return FileDigest.of(file)
 
 
-def _digests(folder: Path, *, memo: Path, progress: Progress) -> tuple[FileDigest, ...]:
-    known = _remembered(memo)
-    sizes = {name: (folder / name).stat().st_size for name in checkpoint_files(folder)}
-    changed = [name for name in sizes if not _is_current(folder / name, known)]
+def _digests(
+    folder: Path, *, memo: Path, progress: Progress, hashed: set[Path], anew: bool = False
+) -> tuple[FileDigest, ...]:
+    """The files of a checkpoint; with `anew`, none goes by what an earlier run found."""
+    known = _remembered(memo, progress)
+    paths = {name: (folder / name).resolve() for name in checkpoint_files(folder)}
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    changed = [name for name, path in paths.items() if not _is_current(path, known) or (anew and path not in hashed)]
     total = Octets(sum(sizes.values()))
     read = total - sum(sizes[name] for name in changed)
     with side_by_side(2) as threads:
-        for name, hashed in [(name, threads.submit(_hashed, folder / name)) for name in changed]:
+        for name, hashing in [(name, threads.submit(_hashed, paths[name])) for name in changed]:
             progress(f"hashing {folder / name}", read, total)
-            known[str((folder / name).resolve())] = hashed.result()
-            _DigestMemo(known=known).write(memo)
+            known[str(paths[name])] = hashing.result()
+            hashed.add(paths[name])
+            write_sealed(memo, _DigestMemo(known=known))
             read += sizes[name]
-    found = ((name, known[str((folder / name).resolve())]) for name in sizes)
+    found = ((name, known[str(path)]) for name, path in paths.items())
     return tuple(FileDigest(name=name, size=file.size, sha256=file.sha256) for name, file in found)
 
 
-def _is_current(file: Path, known: Mapping[str, _Known]) -> bool:
-    path = file.resolve()
-    before, state = known.get(str(path)), path.stat()
-    return before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
+def _is_current(path: Path, known: Mapping[str, _Known]) -> bool:
+    before = known.get(str(path))
+    return before is not None and before == _state_of(path, sha256=before.sha256)
 
 
-def _hashed(file: Path) -> _Known:
-    state = file.stat()
-    return _Known(size=state.st_size, changed_ns=state.st_mtime_ns, sha256=sha256_of(file))
+def _state_of(path: Path, *, sha256: str) -> _Known:
+    state = path.stat()
+    return _Known(
+        size=state.st_size,
+        inode=state.st_ino,
+        written_ns=state.st_mtime_ns,
+        changed_ns=state.st_ctime_ns,
+        sha256=sha256,
+    )
 
 
-def _remembered(memo: Path) -> dict[str, _Known]:
-    try:
-        return dict(_DigestMemo.read(memo).known)
-    except FetchError:  # absent or damaged: it only saves time
-        return {}
+def _hashed(path: Path) -> _Known:
+    """What the file is: told before it is hashed, so that a change meanwhile makes it another."""
+    before = _state_of(path, sha256="")
+    return before.model_copy(update={"sha256": sha256_of(path)})
 
 
-def _hub_checkpoint(reference: Reference, files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:
+def _remembered(memo: Path, progress: Progress) -> dict[str, _Known]:
+    remembered = read_sealed(memo, _DigestMemo)
+    if remembered is None and memo.exists():
+        progress(f"{memo} is damaged: the files are hashed again")
+    return dict(remembered.known) if remembered is not None else {}
+
+
+def _hub_checkpoint(repo: str, revision: str, *, files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:
     for file in files:
         # the cache's link is named by the SHA-256 that the Hub gives for an LFS or Xet file; behind it may stand
         # another link, to a blob shared between repositories and named by its Xet hash
@@ -188,8 +249,8 @@ def _hub_checkpoint(reference: Reference, files: tuple[FileDigest, ...], folder:
         blob = link.readlink().name if link.is_symlink() else ""
         if len(blob) == _SHA256_DIGITS and blob != file.sha256:
             raise FetchError(
-                f"{file.name} of {reference.repo} has SHA-256 {file.sha256[:12]}…",
+                f"{file.name} of {repo} has SHA-256 {file.sha256[:12]}…",
                 expected=f"{blob[:12]}…, as the Hub says",
                 next_step=f"delete {folder / file.name} and the blob it points to, and run again",
             )
-    return Checkpoint(kind="hub", name=reference.repo or "", revision=reference.revision or "", files=files)
+    return Checkpoint(kind="hub", name=repo, revision=revision, files=files)

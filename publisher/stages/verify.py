@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from publisher.answering import Answering, Asked
+from publisher import answering
+from publisher.answering import Answering, Asked, batches, fitting
 from publisher.answers import Answer, Answers
 from publisher.artefacts import ADAPTER, CONFIG, VERIFICATION
 from publisher.engines import Engine, Machine
@@ -27,20 +28,6 @@ from publisher.requests import Request, RequestFile
 from publisher.runners import Model
 from publisher.tensors import companions_digest
 from publisher.weights import headers_of
-
-CODE = (
-    "answering.py",
-    "answers.py",
-    "figures.py",
-    "fp8.py",
-    "fp8base.py",
-    "loading.py",
-    "records.py",
-    "requests.py",
-    "runners.py",
-    "stages/verify.py",
-)
-_ANSWERING = ("answering.py", "answers.py", "fp8.py", "fp8base.py", "loading.py", "requests.py", "runners.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +63,7 @@ class _Session:
 
     def answers(self, model: Model) -> list[Answers]:
         """Where this model's answers to each file are or will be."""
-        return [Answers(self.work / f"{_key(self, model, file)}.jsonl") for file in self.files]
+        return [Answers(self.work, _key(self, model, file)) for file in self.files]
 
 
 def verify(
@@ -173,11 +160,14 @@ def _require_bounds(found: Verification, *, work: Path) -> None:
 def _answered(session: _Session, model: Model) -> list[Answers]:
     """All answers of this model, which is loaded only where some are missing."""
     answers = session.answers(model)
+    for file, dropped in zip(session.files, [one.mend() for one in answers], strict=True):
+        if dropped:
+            session.progress(f"asking {model.label} again: kept answers to {file.digest.name} were not whole")
     done = [one.finished() for one in answers]
     todo = [
         Asked(index, place, batch, f"{session.settings.sets[index].name}: {model.label}")
         for index, file in enumerate(session.files)
-        for place, batch in enumerate(_batches(file.requests, session.settings.batch))
+        for place, batch in enumerate(batches(file.requests, session.settings.batch))
         if place not in done[index]
     ]
     if not todo:
@@ -192,21 +182,10 @@ def _answered(session: _Session, model: Model) -> list[Answers]:
     job = Answering(model, session.variant, session.settings, over=session.over)
     with session.engine.run(job, todo, tell=tell) as results:
         for asked, found in results:
-            fitting = [_fitting(given, request) for given, request in zip(found, asked.requests, strict=True)]
-            answers[asked.file].add(fitting, place=asked.place)
+            suited = [fitting(given, request) for given, request in zip(found, asked.requests, strict=True)]
+            answers[asked.file].add(suited, place=asked.place)
             left -= len(asked.requests)
     return answers
-
-
-def _fitting(given: Sequence[Answer], request: Request) -> Sequence[Answer]:
-    """One answer for each question, or that there are not."""
-    wanted = len(request.questions)
-    return given if len(given) == wanted else [f"{len(given)} answers to {wanted} questions"] * wanted
-
-
-def _batches(requests: Sequence[Request], size: int) -> list[Sequence[Request]]:
-    """By place in the file alone, so that a request is always answered in the same company."""
-    return [requests[start : start + size] for start in range(0, len(requests), size)]
 
 
 def _key(session: _Session, model: Model, file: RequestFile) -> str:
@@ -223,7 +202,7 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
             session.variant.model_class,
             session.engine.machine.device,
             _packages(session.engine.machine),
-            code_digest(_ANSWERING),
+            code_digest(answering.__name__),
         ]
     )[:24]
 

@@ -18,7 +18,7 @@ from publisher.files import sha256_of
 from publisher.manifest import Reference
 from publisher.progress import silent
 from publisher.records import Snapshot
-from publisher.stages.fetch import fetch
+from publisher.stages.fetch import fetch, hashed_here
 from publisher.tensors import TensorReader, read_headers
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad"
@@ -116,7 +116,7 @@ def test_a_symbolic_link_is_named_after_the_folder_it_leads_to() -> None:
 def hashed(name: str) -> list[str]:
     told: list[str] = []
     fetched(name, told=told)
-    return told
+    return [line for line in told if line.startswith("hashing")]
 
 
 def test_an_unchanged_file_is_hashed_once() -> None:
@@ -145,6 +145,37 @@ def test_a_damaged_memo_is_ignored_and_replaced(damage: str) -> None:
     assert len(hashed("model")) == 2
     assert hashed("model") == []
     assert fetched("model") == before
+
+
+def test_a_file_written_over_with_its_old_size_and_time_is_hashed_again() -> None:
+    single(Path("model"), tensors())
+    before = fetched("model").checkpoint
+    file = Path("model/model.safetensors")
+    state = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (state.st_size, state.st_mtime_ns)
+    assert hashed("model") == ["hashing model/model.safetensors"]
+    assert fetched("model").checkpoint.revision != before.revision
+
+
+def test_whoever_reads_tensors_goes_by_no_digest_of_an_earlier_run_and_hashes_each_file_once() -> None:
+    single(Path("model"), tensors())
+    fetched("model")
+    told: list[str] = []
+    own = set[Path]()
+
+    def tell(what: str, done: int = 0, total: int = 0) -> None:
+        del done, total
+        told.append(what)
+
+    found = fetch(Reference(path="model"), memo=Path("memo.json"), progress=tell, hashed=own)
+    assert told == []
+    for _ in range(2):
+        assert hashed_here(found, memo=Path("memo.json"), progress=tell, hashed=own) == found
+        assert told == ["hashing model/config.json", "hashing model/model.safetensors"]
 
 
 # --- broken checkpoints -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ BATCHES: list[list[list[Answer]]] = [
 @given(st.floats(0, 1))
 def test_a_file_cut_anywhere_goes_on_with_the_batch_that_was_torn_and_ends_the_same(share: float) -> None:
     with TemporaryDirectory() as folder:
-        answers = Answers(Path(folder, "a.jsonl"))
+        answers = Answers(Path(folder), "a")
         for place, batch in enumerate(BATCHES):
             answers.add(batch, place=place)
         whole = answers.file.read_bytes()
@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_goes_on_with_the_batch_that_was_torn_and_ends_the_s
 @given(st.permutations(range(len(BATCHES))))
 def test_batches_are_kept_in_the_order_in_which_they_come_and_read_in_that_of_the_requests(order: list[int]) -> None:
     with TemporaryDirectory() as folder:
-        answers = Answers(Path(folder, "a.jsonl"))
+        answers = Answers(Path(folder), "a")
         for place in order:
             answers.add(BATCHES[place], place=place)
         assert answers.finished() == set(order)
@@ -46,7 +46,7 @@ def test_batches_are_kept_in_the_order_in_which_they_come_and_read_in_that_of_th
 
 
 def test_logits_come_back_as_they_were_and_reasons_too(tmp_path: Path) -> None:
-    answers = Answers(tmp_path / "a.jsonl")
+    answers = Answers(tmp_path, "a")
     for place, batch in enumerate(BATCHES):
         answers.add(batch, place=place)
     expected = [request for batch in BATCHES for request in batch]
