@@ -34,6 +34,17 @@ class Limits:
     title_characters: int = 200  # the author's words on a card: each is one line
     label_characters: int = 100  # of a variant; likewise the name of a test set
     summary_characters: int = 1_000
+    repository_files: int = 200_000  # entries, folders included, of one listing of a repository
+    answer_bytes: int = 16 * 2**20  # of one answer of a server, downloads of files apart; a page of a listing is 1 MB
+    answer_pages: int = 2_000  # of one list that a server gives in pages
+    answer_seconds: int = 600  # that a server may take for one such answer, and be silent in any
+    file_bytes: int = 2**44  # of one file in a listing: 17.6 TB
+    unsized_bytes: int = 2**28  # of a download whose answer does not state its size
+    request_bytes: int = 4 * 2**20  # of the JSON or form that is sent to the local Hub
+    commit_bytes: int = 256 * 2**20  # of one commit that is sent to the local Hub, large files apart
+    xet_bytes: int = 128 * 2**20  # of one xorb or shard that is sent to the local Hub: hf_xet keeps to 64 MiB
+    upload_parts: int = 10_000  # of one large file that is sent to the local Hub
+    card_yaml_bytes: int = 128 * 2**10  # of a card's metadata that the local Hub parses
 
 
 LIMITS: Final = Limits()

@@ -1,18 +1,24 @@
 """The ASGI application: every address of the local Hub, how it is read, and what is noted of each request."""
 
 import logging
+from collections import deque
 from typing import ClassVar
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from publisher.border.escape import for_terminal
 from publisher.localhub.context import Context
+from publisher.localhub.guard import Guard
 from publisher.localhub.refusals import Refusal, answer_refusal
 
+_NOTES = 100_000  # requests that are remembered
+_NOTED = 1_000  # characters of a path in such a note
 _log = logging.getLogger("publisher.localhub")
 
 
@@ -40,7 +46,20 @@ class _Kind(_Quoted):
     regex: ClassVar[str] = "models|datasets|spaces"
 
 
+class _SmallNumber(Convertor[int]):
+    """A number that counts parts or pull requests."""
+
+    regex: ClassVar[str] = "[1-9][0-9]{0,5}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
 register_url_convertor("quoted", _Quoted())
+register_url_convertor("number", _SmallNumber())
 register_url_convertor("quoted_path", _QuotedPath())
 register_url_convertor("kind", _Kind())
 
@@ -55,9 +74,15 @@ def routes() -> list[Route]:
 
 def application(context: Context) -> ASGIApp:
     """The local Hub of this context."""
-    app = Starlette(routes=routes(), exception_handlers={Refusal: answer_refusal})
+    handlers = {Refusal: answer_refusal, ClientDisconnect: _answer_nobody}
+    app = Starlette(routes=routes(), exception_handlers=handlers)
     app.state.context = context
-    return app
+    return Guard(app, context.endpoint)
+
+
+async def _answer_nobody(_: Request, __: Exception) -> Response:
+    """Send an answer that nobody reads, to a caller who has hung up before the end of the request."""
+    return Response(status_code=400)
 
 
 class Journal:
@@ -67,13 +92,13 @@ class Journal:
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self.lines: list[str] = []
+        self.lines: deque[str] = deque(maxlen=_NOTES)
         self.bytes_sent = 0
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and note it."""
-        scope["path"] = scope["raw_path"].decode("ascii")
+        scope["path"] = scope["raw_path"].decode("latin-1")
         answered = False
 
         async def noting(message: Message) -> None:
@@ -93,5 +118,6 @@ class Journal:
             self._note(scope, "no answer")
 
     def _note(self, scope: Scope, outcome: str) -> None:
-        self.lines.append(for_terminal(f"{scope['method']} {scope['path']} {outcome}"))
-        _log.info("%s", self.lines[-1])
+        line = f"{for_terminal(scope['method'])} {for_terminal(scope['path'][:_NOTED])} {outcome}"
+        self.lines.append(line)
+        _log.info("%s", line)

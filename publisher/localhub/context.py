@@ -1,19 +1,21 @@
 """What a request handler needs of its local Hub, and the checks that come before every answer."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeVar, cast
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from publisher.localhub.auth import Role, Tokens
+from publisher.localhub.bodies import number_in_query
 from publisher.localhub.lfs import LfsStore
 from publisher.localhub.oidc import Issuer, TrustedPublishers
-from publisher.localhub.refusals import bad_request, repository_not_found
+from publisher.localhub.refusals import repository_not_found
 from publisher.localhub.repositories import Repositories, Repository
 from publisher.localhub.xet import XetStore
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +64,19 @@ def opened(request: Request, role: Role) -> Repository:
     return repository
 
 
-async def json_object(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request; an empty body is an empty object."""
-    try:
-        value = json.loads(await request.body() or b"{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise bad_request("the body is not a JSON object")
-    return value
+async def alone(request: Request, change: Callable[[], _Item]) -> _Item:
+    """Make a change in a thread of its own, one at a time, and return what it returns."""
+
+    def made() -> _Item:
+        with context(request).repositories.writing:
+            return change()
+
+    return await run_in_threadpool(made)
 
 
-def text_in(body: dict[str, Any], name: str) -> str:
-    """A text field of a JSON object; refused (400) if it is not there."""
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise bad_request(f"the body has no text field {name!r}")
-    return value
-
-
-def page(request: Request, items: Sequence[Any], *, default_limit: int) -> JSONResponse:
-    """One page of a list, with a Link header to the next."""
-    start = int(request.query_params.get("cursor", 0))
-    stop = start + int(request.query_params.get("limit", default_limit))
+def page(request: Request, items: Sequence[_Item], *, default_limit: int) -> tuple[Sequence[_Item], dict[str, str]]:
+    """Return the items of the page that is asked for, and the headers that lead to the next one."""
+    start = number_in_query(request, "cursor", 0)
+    stop = start + max(1, min(number_in_query(request, "limit", default_limit), default_limit))
     following = f'<{request.url.include_query_params(cursor=stop)}>; rel="next"'
-    return JSONResponse(items[start:stop], headers={"Link": following} if stop < len(items) else None)
+    return items[start:stop], {"Link": following} if stop < len(items) else {}

@@ -4,17 +4,23 @@ Content is kept under the digest it was announced with, and only if it has that 
 """
 
 import hashlib
+import hmac
 import re
+import shutil
 import tempfile
 from collections.abc import AsyncIterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.localhub.refusals import bad_request
+from starlette.concurrency import run_in_threadpool
 
-_POINTER = re.compile(rb"version https://git-lfs.github.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (\d+)\n")
+from publisher.localhub.refusals import bad_request, too_large
+
+_POINTER = re.compile(rb"version https://git-lfs.github.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize ([0-9]{1,14})\n")
 _OID = re.compile(r"[0-9a-f]{64}")
+POINTER_BYTES = 256  # a file that is larger is no pointer
+_PIECE = 2**20  # bytes that are written or read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,12 @@ class LfsStore:
         """How many parts a file of this size is asked for in; 1 where it comes in one piece."""
         return -(-size // self.part_size) if self.part_size and size > self.part_size else 1
 
+    def require_room(self, size: int) -> None:
+        """Refuse (413) what the disk has no room for."""
+        free = shutil.disk_usage(self._folder).free
+        if size > free:
+            raise too_large(free)
+
     @contextmanager
     def incoming(self) -> Iterator["Incoming"]:
         """A file to write to, which vanishes unless it is kept."""
@@ -69,29 +81,43 @@ class LfsStore:
 
     async def receive(self, oid: str, content: AsyncIterable[bytes]) -> None:
         """Store content under its digest; refused (400) if it has another."""
+        self.path(oid)
         with self.incoming() as incoming:
-            async for piece in content:
-                incoming.write(piece)
-            incoming.keep(oid)
+            await _write(incoming, content)
+            await run_in_threadpool(incoming.keep, oid)
 
-    def receive_part(self, oid: str, number: int, *, content: bytes) -> str:
+    async def receive_part(self, oid: str, number: int, *, content: AsyncIterable[bytes]) -> str:
         """Keep one part until all are there; gives its ETag."""
-        self._part(oid, number).write_bytes(content)
-        return hashlib.sha256(content).hexdigest()
+        part = self._part(oid, number)
+        with self.incoming() as incoming:
+            await _write(incoming, content)
+            return await run_in_threadpool(incoming.keep_as, part)
 
-    async def assemble(self, oid: str, parts: Sequence[tuple[int, str]]) -> None:
-        """Join the parts, given as (number, ETag); refused (400) if one is missing, or is not the one received."""
-        await self.receive(oid, self._joined(oid, parts))
-        for number, _ in parts:
-            self._part(oid, number).unlink()
+    def assemble(self, oid: str, parts: Sequence[tuple[int, str]]) -> None:
+        """Join the parts, given as (number, ETag), which are then gone.
 
-    async def _joined(self, oid: str, parts: Sequence[tuple[int, str]]) -> AsyncIterable[bytes]:
-        for number, etag in sorted(parts):
-            part = self._part(oid, number)
-            content = part.read_bytes() if part.exists() else b""
-            if hashlib.sha256(content).hexdigest() != etag:
-                raise bad_request(f"part {number} is missing, or has another ETag")
-            yield content
+        Raises:
+            Refusal: 400, if one is missing or is not the one received, or the whole has another digest.
+        """
+        try:
+            with self.incoming() as incoming:
+                for number, etag in sorted(parts):
+                    self._append(incoming, self._part(oid, number), etag=etag)
+                incoming.keep(oid)
+        finally:
+            for number, _ in parts:
+                self._part(oid, number).unlink(missing_ok=True)
+
+    @staticmethod
+    def _append(incoming: "Incoming", part: Path, *, etag: str) -> None:
+        digest = hashlib.sha256()
+        if part.exists():
+            with part.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+                    incoming.write(piece)
+        if not hmac.compare_digest(digest.hexdigest().encode(), etag.encode(errors="replace")):
+            raise bad_request("a part is missing, or has another ETag")
 
     def _part(self, oid: str, number: int) -> Path:
         path = self.path(oid)
@@ -116,6 +142,21 @@ class Incoming:
         oid = self._digest.hexdigest()
         if expected not in {None, oid}:
             raise bad_request("the content received does not have the announced SHA-256")
+        return self.keep_as(self._store.path(oid))
+
+    def keep_as(self, place: Path) -> str:
+        """Put all of it in this place; gives its SHA-256."""
         self._file.flush()
-        Path(self._file.name).replace(self._store.path(oid))
-        return oid
+        Path(self._file.name).replace(place)
+        return self._digest.hexdigest()
+
+
+async def _write(incoming: Incoming, content: AsyncIterable[bytes]) -> None:
+    """Write what comes, a megabyte at a time, without holding up other requests."""
+    gathered = bytearray()
+    async for piece in content:
+        gathered += piece
+        if len(gathered) >= _PIECE:
+            await run_in_threadpool(incoming.write, bytes(gathered))
+            gathered.clear()
+    await run_in_threadpool(incoming.write, bytes(gathered))

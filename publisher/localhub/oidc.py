@@ -12,7 +12,7 @@ from typing import Any
 
 import jwt
 
-from publisher.localhub.auth import Tokens
+from publisher.localhub.auth import Tokens, secret_entry
 from publisher.localhub.refusals import Refusal, bad_token
 
 _ALGORITHM = "HS256"
@@ -44,7 +44,7 @@ class Issuer:
 
     def mint_for(self, authorization: str | None, audience: str) -> str:
         """The ID token of the job whose request token this header carries; a refusal (401) if no job has it."""
-        claims = self._jobs.get((authorization or "").partition(" ")[2])  # some clients write bearer
+        claims = secret_entry(self._jobs, (authorization or "").partition(" ")[2])  # some clients write bearer
         if claims is None:
             raise bad_token()
         return self.mint(claims, audience)
@@ -102,7 +102,7 @@ class TrustedPublishers:
                 issuer=_ISSUER,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except jwt.InvalidTokenError as error:
+        except (jwt.InvalidTokenError, ValueError) as error:
             # The class of the error (ExpiredSignatureError, InvalidAudienceError ...) says enough and holds no token.
             raise _refused("invalid_grant", f"the ID token is not valid ({type(error).__name__})") from None
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from publisher.border.escape import for_terminal
+
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of the program
     """An answer other than 2xx; `code` becomes X-Error-Code, `body` and `headers` join the answer."""
@@ -22,6 +24,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault of the pr
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        message = for_terminal(message)
         self.status = status
         self.message = message
         self.body = {"error": message, **(body or {})}
@@ -33,12 +36,32 @@ async def answer_refusal(_: Request, refusal: Exception) -> JSONResponse:
     """Send a refusal (a Starlette exception handler)."""
     if not isinstance(refusal, Refusal):
         raise refusal
+    return refused(refusal)
+
+
+def refused(refusal: Refusal) -> JSONResponse:
+    """Return the answer that a refusal is."""
     return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
 
 
 def bad_request(what: str) -> Refusal:
     """400: the request itself is malformed."""
     return Refusal(400, f"local Hub: {what}")
+
+
+def too_large(limit: int) -> Refusal:
+    """413: the body of a request exceeds what is accepted at this address."""
+    return Refusal(413, f"local Hub: the body is larger than {limit} bytes, which is the most that is accepted here")
+
+
+def misdirected() -> Refusal:
+    """421: the request names another host than this one, as a web page does whose name leads to this machine."""
+    return Refusal(421, "local Hub: it answers to 127.0.0.1 and localhost with its own port only")
+
+
+def foreign_origin() -> Refusal:
+    """403: a web page of another site wants to change something here."""
+    return Refusal(403, "local Hub: it changes nothing for pages of other sites")
 
 
 def bad_path(why: str) -> Refusal:

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 
 import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
+from publisher.border.limits import LIMITS
+from publisher.border.paths import repository_path
 from publisher.localhub.refusals import (
     bad_path,
     bad_request,
@@ -31,6 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0
 _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
 _LFS_SUFFIXES = ("bin", "ckpt", "gguf", "gz", "h5", "npy", "npz", "onnx", "parquet", "pt", "pth", "safetensors", "zip")
 _GITATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LFS_SUFFIXES)
+_WRITABLE = ("refs/heads/", "refs/pr/")
 _AUTHOR = ("local Hub", "local-hub@localhost.invalid")
 
 
@@ -102,6 +106,10 @@ class Repository:
         walked = self._git.walk(self._commit(revision).id, SortMode.TOPOLOGICAL)
         return tuple(_described(commit) for commit in walked)
 
+    def date(self, revision: str = MAIN) -> datetime:
+        """When the commit of a revision was made."""
+        return datetime.fromtimestamp(self._commit(revision).commit_time, UTC)
+
     def refs(self) -> tuple[Ref, ...]:
         """Every branch, tag and pull request, sorted."""
         return tuple(Ref(name, self._peeled(name)) for name in sorted(self._git.references))
@@ -116,7 +124,7 @@ class Repository:
         if folder:
             try:
                 found = tree[folder]
-            except KeyError:
+            except (KeyError, ValueError):  # the latter for what is no path at all
                 raise entry_not_found(folder) from None
             if not isinstance(found, pygit2.Tree):
                 raise entry_not_found(folder)
@@ -154,7 +162,7 @@ class Repository:
     def branch_ref(self, revision: str) -> str:
         """The full name of a branch or pull request, which alone can be committed to."""
         ref = revision if revision.startswith("refs/") else f"refs/heads/{revision}"
-        if ref not in self._git.references or not ref.startswith(("refs/heads/", "refs/pr/")):
+        if not _is_ref_name(ref) or ref not in self._git.references or not ref.startswith(_WRITABLE):
             raise revision_not_found(revision)
         return ref
 
@@ -164,18 +172,18 @@ class Repository:
 
     def create_tag(self, name: str, revision: str, *, message: str = "") -> None:
         """A tag, annotated if there is a message; refused (409) if there is one of this name, wherever it points."""
+        _require_ref_name(f"refs/tags/{name}")
         commit = self.head(revision)
         if not message or f"refs/tags/{name}" in self._git.references:
             self._create_ref(f"refs/tags/{name}", commit)
             return
-        _require_ref_name(f"refs/tags/{name}")
         self._git.create_tag(name, commit, ObjectType.COMMIT, pygit2.Signature(*_AUTHOR), message)
 
     def delete_ref(self, ref: str) -> None:
         """Remove a branch or a tag; refused (403) for the main branch."""
         if ref == f"refs/heads/{MAIN}":
             raise forbidden("Cannot delete refs/heads/main")
-        if ref not in self._git.references:
+        if not _is_ref_name(ref) or ref not in self._git.references:
             raise revision_not_found(ref)
         self._git.references.delete(ref)
 
@@ -200,7 +208,7 @@ class Repository:
 
     def _commit(self, revision: str) -> pygit2.Commit:
         for ref in (revision, f"refs/heads/{revision}", f"refs/tags/{revision}"):
-            if ref.startswith("refs/") and pygit2.reference_is_valid_name(ref) and ref in self._git.references:
+            if ref.startswith("refs/") and _is_ref_name(ref) and ref in self._git.references:
                 return self._git.references[ref].peel(pygit2.Commit)
         found = self._git.get(revision) if _ABBREVIATED.fullmatch(revision) else None
         if not isinstance(found, pygit2.Commit):
@@ -220,15 +228,14 @@ class Repository:
         if isinstance(change, Delete):
             _remove(change, index)
             return
-        if change.path.startswith("/") or "\\" in change.path:  # git would take both, the Hub does not
-            raise bad_path(f"{change.path} is absolute, or holds a backslash")
-        index.add(pygit2.IndexEntry(change.path, self._git.create_blob(change.content), FileMode.BLOB))
+        index.add(pygit2.IndexEntry(checked_path(change.path), self._git.create_blob(change.content), FileMode.BLOB))
 
 
 class Repositories:
-    """All repositories below one folder, as `models/team/name.git`."""
+    """All repositories below one folder, as `models/team/name.git`; `writing` is held while one is changed."""
 
     def __init__(self, folder: Path) -> None:
+        self.writing = Lock()
         self._folder = folder
 
     def get(self, resource: str) -> Repository:
@@ -267,8 +274,20 @@ class Repositories:
         return self._folder / kind / f"{name}.git"
 
 
+def checked_path(path: str) -> str:
+    """Return a path as it may be committed; refused (422) if the Hub would not take it."""
+    try:
+        return repository_path(path)
+    except ValueError as error:
+        raise bad_path(str(error)) from None
+
+
+def _is_ref_name(ref: str) -> bool:
+    return len(ref) <= LIMITS.path_characters and "\0" not in ref and bool(pygit2.reference_is_valid_name(ref))
+
+
 def _require_ref_name(ref: str) -> None:
-    if not pygit2.reference_is_valid_name(ref):
+    if not _is_ref_name(ref):
         raise bad_request(f"git does not take the name {ref!r}")
 
 

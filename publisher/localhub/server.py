@@ -40,6 +40,11 @@ class LocalHub:
         port: A port of 127.0.0.1, or 0 for a free one.
         part_size: Bytes above which LFS uploads are asked for in parts; never, if left out.
 
+    Attributes:
+        endpoint: its address.
+        faults: what goes wrong on demand.
+        app: the ASGI application, for whoever wants to ask it in process.
+
     Raises:
         PublisherError: the port is taken.
     """
@@ -54,12 +59,12 @@ class LocalHub:
     ) -> None:
         self._tokens = dict(tokens or {_new_token(): Role.WRITE})
         self._socket = _listening(port)
-        self.endpoint = f"http://{_HOST}:{self._socket.getsockname()[1]}"
+        self.endpoint = f"http://{_HOST}:{self.address[1]}"
         self._context = _context(root, self.endpoint, tokens=self._tokens, part_size=part_size)
         self.faults = Faults(application(self._context), self._cut)
-        self._journal = Journal(self.faults)
+        self.app = Journal(self.faults)
         config = uvicorn.Config(
-            self._journal,
+            self.app,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -74,6 +79,12 @@ class LocalHub:
         self._server = uvicorn.Server(config)
 
     @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port that it listens on."""
+        host, port = self._socket.getsockname()
+        return str(host), int(port)
+
+    @property
     def token(self) -> str:
         """A token that may write, or the first one if none may."""
         return next((token for token, role in self._tokens.items() if role is Role.WRITE), next(iter(self._tokens)))
@@ -81,12 +92,12 @@ class LocalHub:
     @property
     def requests(self) -> tuple[str, ...]:
         """Method, path and status of every request so far."""
-        return tuple(self._journal.lines)
+        return tuple(self.app.lines)
 
     @property
     def bytes_sent(self) -> int:
         """Bytes in the bodies of all answers so far."""
-        return self._journal.bytes_sent
+        return self.app.bytes_sent
 
     @property
     def github(self) -> Issuer:
@@ -127,6 +138,10 @@ class LocalHub:
     ) -> None:
         self._server.should_exit = True
         self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Give its port back; needed only where it never ran."""
         self._socket.close()
 
     def _cut(self, scope: Scope) -> None:

@@ -67,6 +67,7 @@ class XetStore:
         return offsets[segment.first], offsets[segment.end] - 1
 
     def _add_file(self, file: XetFile) -> None:
+        self._lfs.require_room(sum(segment.length for segment in file.segments))
         with self._lfs.incoming() as rebuilt:
             for piece in self._pieces(file.segments):
                 rebuilt.write(piece)
@@ -80,8 +81,13 @@ class XetStore:
             content, offsets = opened(segment.xorb)
             if not segment.first < segment.end < len(offsets):
                 raise ValueError("a segment names chunks that its xorb does not have")
+            left = segment.length
             for chunk in range(segment.first, segment.end):
-                yield chunk_content(content[offsets[chunk] : offsets[chunk + 1]])
+                piece = chunk_content(content[offsets[chunk] : offsets[chunk + 1]])
+                left -= len(piece)
+                if left < 0:
+                    raise ValueError("a segment is longer than the shard says")
+                yield piece
 
     def _read_xorb(self, xorb_hash: str) -> tuple[bytes, tuple[int, ...]]:
         content = self.xorb(xorb_hash).read_bytes()

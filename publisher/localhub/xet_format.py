@@ -65,12 +65,17 @@ def chunk_content(chunk: bytes) -> bytes:
     payload = chunk[_CHUNK_HEADER:]
     if scheme not in {0, 1, 2}:
         raise ValueError(f"compression scheme {scheme} is not known")
-    content = payload if scheme == 0 else lz4.frame.decompress(payload)
+    content = payload if scheme == 0 else _unpacked(payload, length)
     if scheme == 2:  # noqa: PLR2004 - the number that the format gives to "bytes in four groups, then LZ4"
         content = regrouped(content)
     if len(content) != length:
         raise ValueError("a chunk does not have the length that its header says")
     return content
+
+
+def _unpacked(payload: bytes, length: int) -> bytes:
+    """The content of an LZ4 frame, and no more than one byte more than it should have."""
+    return bytes(lz4.frame.LZ4FrameDecompressor().decompress(payload, max_length=length + 1))
 
 
 def regrouped(content: bytes) -> bytes:

@@ -8,6 +8,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, get_session
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from publisher.localhub import LocalHub
+from publisher.localhub.repositories import Repository
 
 Attempts = list[Callable[[], object]]
 
@@ -15,6 +16,11 @@ Attempts = list[Callable[[], object]]
 def add() -> list[CommitOperationAdd]:
     """A small file; the client takes each operation once only."""
     return [CommitOperationAdd("a.txt", b"a")]
+
+
+def broken(*_: object, **__: object) -> None:
+    """What a fault of the server looks like."""
+    raise RuntimeError("the server breaks")
 
 
 def with_token(hub: LocalHub, token: str | bool) -> HfApi:
@@ -97,9 +103,14 @@ def test_xet_storage_takes_no_other_token_than_its_own(hub: LocalHub, api: HfApi
 
 
 def test_no_token_enters_a_log_or_an_answer(
-    hub: LocalHub, repo: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    hub: LocalHub,
+    repo: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(Repository, "files", broken)
     id_token = hub.github.mint({"repository": "someone/else"}, hub.endpoint)
     secrets = ["hf_write_token", "hf_read_token", "hf_stranger_token", id_token]
     answers = [
@@ -108,7 +119,7 @@ def test_no_token_enters_a_log_or_an_answer(
         for method, path, body in (
             ("GET", "/api/whoami-v2", None),
             ("POST", f"/api/models/{repo}/tag/main", {"tag": "not..allowed"}),
-            ("POST", f"/api/models/{repo}/preupload/main", {"files": [{"path": token}]}),  # which breaks the server
+            ("POST", f"/api/models/{repo}/preupload/main", {"files": [{"path": token}]}),  # where the server breaks
             ("POST", "/oauth/token", {"subject_token": id_token, "resource": repo}),
             ("GET", "/github/id-token?audience=x", None),
         )

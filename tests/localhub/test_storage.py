@@ -136,9 +136,11 @@ def test_the_header_of_remote_weights_is_read_without_their_download(
     assert any(request.startswith("GET /lfs/") and request.endswith(" 206") for request in hub.requests)
 
 
-def test_content_that_is_not_what_it_was_announced_as_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:
-    announced = sha256(b"this").hexdigest()
-    answer = get_session().put(f"{hub.endpoint}/lfs/{announced}", content=b"that")
+def test_content_that_is_not_what_it_was_announced_as_is_not_kept(hub: LocalHub, repo: str, tmp_path: Path) -> None:
+    announced = {"operation": "upload", "objects": [{"oid": sha256(b"this").hexdigest(), "size": 4}]}
+    batch = f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch"
+    offered = get_session().post(batch, json=announced, headers={"Authorization": f"Bearer {hub.token}"}).json()
+    answer = get_session().put(offered["objects"][0]["actions"]["upload"]["href"], content=b"that")
     assert answer.status_code == 400
     assert list((tmp_path / "hub" / "lfs").iterdir()) == []
 

@@ -5,7 +5,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from publisher.localhub.auth import USER
-from publisher.localhub.context import context, json_object
+from publisher.localhub.bodies import json_object
+from publisher.localhub.context import context
 
 
 async def whoami(request: Request) -> JSONResponse:

@@ -7,7 +7,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from publisher.localhub.auth import USER, Role
-from publisher.localhub.context import context, json_object, opened, text_in
+from publisher.localhub.bodies import json_object, text_in
+from publisher.localhub.context import alone, context, opened
 from publisher.localhub.refusals import bad_request
 from publisher.localhub.repositories import MAIN, Repository
 from publisher.localhub.routes.repos import timestamp_of
@@ -15,7 +16,7 @@ from publisher.localhub.routes.repos import timestamp_of
 _LISTED = {"refs/heads/": "branches", "refs/tags/": "tags", "refs/pr/": "pullRequests"}
 
 
-async def refs(request: Request) -> JSONResponse:
+def refs(request: Request) -> JSONResponse:
     """GET .../refs."""
     answer: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": [], "pullRequests": []}
     for found in opened(request, Role.READ).refs():
@@ -28,26 +29,31 @@ async def refs(request: Request) -> JSONResponse:
 async def create_tag(request: Request) -> JSONResponse:
     """POST .../tag/REV {tag, message?}."""
     repository, body = opened(request, Role.WRITE), await json_object(request)
-    repository.create_tag(text_in(body, "tag"), request.path_params["revision"], message=body.get("message") or "")
+    tag, message = text_in(body, "tag"), text_in(body, "message", "")
+    revision = request.path_params["revision"]
+    await alone(request, lambda: repository.create_tag(tag, revision, message=message))
     return JSONResponse({})
 
 
 async def delete_tag(request: Request) -> JSONResponse:
     """DELETE .../tag/TAG."""
-    opened(request, Role.WRITE).delete_ref(f"refs/tags/{request.path_params['revision']}")
+    repository, name = opened(request, Role.WRITE), request.path_params["revision"]
+    await alone(request, lambda: repository.delete_ref(f"refs/tags/{name}"))
     return JSONResponse({})
 
 
 async def create_branch(request: Request) -> JSONResponse:
     """POST .../branch/NAME {startingPoint?}."""
     repository, body = opened(request, Role.WRITE), await json_object(request)
-    repository.create_branch(request.path_params["revision"], body.get("startingPoint") or MAIN)
+    start = text_in(body, "startingPoint", MAIN)
+    await alone(request, lambda: repository.create_branch(request.path_params["revision"], start))
     return JSONResponse({})
 
 
 async def delete_branch(request: Request) -> JSONResponse:
     """DELETE .../branch/NAME."""
-    opened(request, Role.WRITE).delete_ref(f"refs/heads/{request.path_params['revision']}")
+    repository, name = opened(request, Role.WRITE), request.path_params["revision"]
+    await alone(request, lambda: repository.delete_ref(f"refs/heads/{name}"))
     return JSONResponse({})
 
 
@@ -56,11 +62,12 @@ async def open_pull_request(request: Request) -> JSONResponse:
     repository, body = opened(request, Role.WRITE), await json_object(request)
     if not body.get("pullRequest"):
         raise bad_request("only pull requests are covered, not discussions")
-    number = repository.open_pull_request(text_in(body, "title"), start=MAIN)
+    title = text_in(body, "title")
+    number = await alone(request, lambda: repository.open_pull_request(title, start=MAIN))
     return JSONResponse(_described(request, repository, number))
 
 
-async def pull_request(request: Request) -> JSONResponse:
+def pull_request(request: Request) -> JSONResponse:
     """GET .../discussions/N."""
     return JSONResponse(_described(request, opened(request, Role.READ), request.path_params["number"]))
 
@@ -91,5 +98,5 @@ ROUTES = [
     Route(_API + "/branch/{revision:quoted}", create_branch, methods=["POST"]),
     Route(_API + "/branch/{revision:quoted}", delete_branch, methods=["DELETE"]),
     Route(_API + "/discussions", open_pull_request, methods=["POST"]),
-    Route(_API + "/discussions/{number:int}", pull_request),
+    Route(_API + "/discussions/{number:number}", pull_request),
 ]

@@ -3,41 +3,43 @@
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from publisher.localhub.auth import USER, Role
-from publisher.localhub.context import Context, context, json_object, opened, text_in
+from publisher.localhub.bodies import card_metadata, json_object, text_in
+from publisher.localhub.context import Context, alone, context, opened
 from publisher.localhub.refusals import bad_request, repository_not_found
 from publisher.localhub.repositories import MAIN, Entry, Repository
 from publisher.localhub.routes.files import described
 
 _KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
-_FENCE = "---\n"
 
 
 async def create(request: Request) -> JSONResponse:
     """POST /api/repos/create."""
-    hub, body = context(request), await json_object(request)
-    hub.tokens.required(request.headers.get("authorization")).require_write(None)
-    resource = _resource(body)
+    hub, caller = context(request), context(request).tokens.required(request.headers.get("authorization"))
+    caller.require_write(None)
+    body = await json_object(request)
+    resource, private = _resource(body), body.get("visibility") == "private"
     url = hub.web_url(resource)
-    hub.repositories.create(resource, private=body.get("visibility") == "private", url=url)
+    await alone(request, lambda: hub.repositories.create(resource, private=private, url=url))
     name = resource.partition("/")[2]
     return JSONResponse({"url": url, "name": name, "id": name})
 
 
 async def delete(request: Request) -> JSONResponse:
     """DELETE /api/repos/delete."""
-    hub, resource = context(request), _resource(await json_object(request))
-    hub.tokens.required(request.headers.get("authorization")).require_write(resource)
-    hub.repositories.delete(resource)
+    hub, caller = context(request), context(request).tokens.required(request.headers.get("authorization"))
+    resource = _resource(await json_object(request))
+    caller.require_write(resource)
+    await alone(request, lambda: hub.repositories.delete(resource))
     return JSONResponse({})
 
 
-async def info(request: Request) -> JSONResponse:
+def info(request: Request) -> JSONResponse:
     """GET /api/models/team/name[/revision/REV][?blobs=true]."""
     repository = opened(request, Role.READ)
     revision = repository.head(request.path_params.get("revision", MAIN))
@@ -45,6 +47,8 @@ async def info(request: Request) -> JSONResponse:
     with_blobs = "blobs" in request.query_params
     siblings = [_sibling(context(request), repository, file, with_blobs=with_blobs) for file in files.values()]
     card = _card_data(repository, files)
+    own_tags = card.get("tags")
+    tags = [tag for tag in own_tags if isinstance(tag, str)] if isinstance(own_tags, list) else []
     name = repository.resource.partition("/")[2]
     return JSONResponse(
         {
@@ -58,20 +62,20 @@ async def info(request: Request) -> JSONResponse:
             "disabled": False,
             "downloads": 0,
             "likes": 0,
-            "tags": [*card.get("tags", []), "local Hub"],
+            "tags": [*tags, "local Hub"],
             "cardData": card or None,
             "siblings": siblings,
         }
     )
 
 
-async def may_read(request: Request) -> JSONResponse:
+def may_read(request: Request) -> JSONResponse:
     """GET .../auth-check: nothing, or a refusal."""
     opened(request, Role.READ)
     return JSONResponse({})
 
 
-async def may_write(request: Request) -> JSONResponse:
+def may_write(request: Request) -> JSONResponse:
     """GET .../auth-check/write: nothing, or a refusal."""
     opened(request, Role.WRITE)
     return JSONResponse({})
@@ -82,9 +86,9 @@ async def validate_yaml(request: Request) -> JSONResponse:
     content = text_in(await json_object(request), "content")
     errors, warnings = [], []
     try:
-        metadata = _front_matter(content)
-    except yaml.YAMLError:
-        errors.append({"message": "local Hub: the card's metadata is not YAML"})
+        metadata = await run_in_threadpool(card_metadata, content)
+    except ValueError as error:
+        errors.append({"message": f"local Hub: the card's metadata is not YAML: {error}"})
     else:
         if not metadata:
             warnings.append({"message": "local Hub: the card has no metadata"})
@@ -98,14 +102,14 @@ async def without_owner(_: Request) -> JSONResponse:
 
 def timestamp_of(repository: Repository, revision: str) -> str:
     """When a commit was made, as the Hub writes it."""
-    return f"{repository.commits(revision)[0].date:%Y-%m-%dT%H:%M:%S.000Z}"
+    return f"{repository.date(revision):%Y-%m-%dT%H:%M:%S.000Z}"
 
 
-def _resource(body: Mapping[str, Any]) -> str:
-    kind = _KINDS.get(str(body.get("type") or "model"))
+def _resource(body: dict[str, Any]) -> str:
+    kind = _KINDS.get(text_in(body, "type", "model"))
     if kind is None:
         raise bad_request("there are models, datasets and spaces only")
-    return f"{kind}/{body.get('organization') or USER}/{body.get('name')}"
+    return f"{kind}/{text_in(body, 'organization', '') or USER}/{text_in(body, 'name')}"
 
 
 def _sibling(hub: Context, repository: Repository, file: Entry, *, with_blobs: bool) -> dict[str, Any]:
@@ -122,25 +126,10 @@ def _card_data(repository: Repository, files: Mapping[str, Entry]) -> dict[str, 
     if "README.md" not in files:
         return {}
     try:
-        return _front_matter(repository.read(files["README.md"]).decode(errors="replace"))
-    except yaml.YAMLError:
+        return card_metadata(repository.read(files["README.md"]).decode(errors="replace"))
+    except ValueError:
         return {}
 
-
-def _front_matter(card: str) -> dict[str, Any]:
-    """The YAML between the first two `---` lines; dates stay text, since JSON has none."""
-    card = card.lstrip()
-    if not card.startswith(_FENCE):
-        return {}
-    metadata = yaml.load(card.removeprefix(_FENCE).partition(_FENCE)[0], _TextDates)  # noqa: S506 - a SafeLoader
-    return metadata if isinstance(metadata, dict) else {}
-
-
-class _TextDates(yaml.SafeLoader):
-    """SafeLoader, less its reading of dates."""
-
-
-_TextDates.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
 
 ROUTES = [
     Route("/api/repos/create", create, methods=["POST"]),

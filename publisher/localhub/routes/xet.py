@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from publisher.border.limits import LIMITS
 from publisher.localhub.auth import Role
+from publisher.localhub.bodies import body_of
 from publisher.localhub.context import Context, context, opened
 from publisher.localhub.refusals import Refusal, bad_token, entry_not_found
 from publisher.localhub.xet_format import Segment
@@ -21,13 +23,13 @@ _LIFETIME = 3600  # seconds
 _PURPOSE = "xet-"
 
 
-async def write_token(request: Request) -> JSONResponse:
+def write_token(request: Request) -> JSONResponse:
     """GET .../xet-write-token/REV."""
     opened(request, Role.WRITE)
     return _token(context(request), Role.WRITE)
 
 
-async def read_token(request: Request) -> JSONResponse:
+def read_token(request: Request) -> JSONResponse:
     """GET .../xet-read-token/REV."""
     opened(request, Role.READ)
     return _token(context(request), Role.READ)
@@ -36,18 +38,21 @@ async def read_token(request: Request) -> JSONResponse:
 async def upload_xorb(request: Request) -> JSONResponse:
     """POST /v1/xorbs/default/HASH."""
     _require(request, Role.WRITE)
-    inserted = context(request).xet.add_xorb(request.path_params["hash"], await request.body())
+    store, name = context(request).xet, request.path_params["hash"]
+    store.xorb(name)
+    content = await body_of(request, LIMITS.xet_bytes)
+    inserted = await run_in_threadpool(store.add_xorb, name, content)
     return JSONResponse({"was_inserted": inserted})
 
 
 async def upload_shard(request: Request) -> JSONResponse:
     """POST /v1/shards: announce files, which are rebuilt and checked before the answer."""
     _require(request, Role.WRITE)
-    await run_in_threadpool(context(request).xet.add_shard, await request.body())
+    await run_in_threadpool(context(request).xet.add_shard, await body_of(request, LIMITS.xet_bytes))
     return JSONResponse({"result": 1})
 
 
-async def reconstruction(request: Request) -> JSONResponse:
+def reconstruction(request: Request) -> JSONResponse:
     """GET /v1/reconstructions/HASH[, Range]: the pieces of xorbs that make up the file, or the range of it."""
     _require(request, Role.READ)
     hub = context(request)
@@ -62,7 +67,7 @@ async def reconstruction(request: Request) -> JSONResponse:
     return JSONResponse({"offset_into_first_range": skipped, "terms": terms, "fetch_info": fetches})
 
 
-async def download_xorb(request: Request) -> Response:
+def download_xorb(request: Request) -> Response:
     """GET /v1/xorbs/default/HASH with a Range; like a signed address, it takes no token."""
     path = context(request).xet.xorb(request.path_params["hash"])
     if not path.exists():
@@ -96,7 +101,7 @@ def _require(request: Request, role: Role) -> None:
 def _within(segments: tuple[Segment, ...], header: str | None) -> tuple[int, list[Segment]]:
     """The segments that a Range header touches, and how many bytes of the first come before the range."""
     total = sum(segment.length for segment in segments)
-    found = re.fullmatch(r"bytes=(\d+)-(\d*)", header or "bytes=0-")
+    found = re.fullmatch(r"bytes=([0-9]{1,15})-([0-9]{0,15})", header or "bytes=0-")
     first, last = (int(found[1]), int(found[2] or total - 1)) if found else (0, total - 1)
     if first >= total:
         raise Refusal(416, "local Hub: the range begins after the end of the file")
