@@ -1,3 +1,3 @@
 """publisher: takes the LoRA adapter back out of a merged fine-tune, proves it equal, and publishes it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
