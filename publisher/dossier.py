@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from publisher.artefacts import EXTRACTION, MANIFEST, VERIFICATION
+from publisher.border.files import regular_files
 from publisher.errors import FetchError, ManifestError
 from publisher.manifest import Manifest, load_manifest, read_manifest
 from publisher.records import Extraction, Verification
@@ -56,20 +57,23 @@ def _of_manifest(manifest: Manifest, staged: Path) -> Dossier:
 
 
 def _of_folder(folder: Path) -> Dossier:
-    files = sorted(folder.rglob(EXTRACTION), key=lambda file: (len(file.parts), file))
+    there = frozenset(regular_files(folder))
+    files = sorted((file for file in there if file.name == EXTRACTION), key=lambda file: (len(file.parts), file))
     if not files:
         raise FetchError(
             f"{folder} holds no {EXTRACTION}",
             expected="the staged tree of a run, or a downloaded release",
             next_step="name another folder, or a manifest that was run",
         )
-    parts = tuple(_part(file) for file in files)
-    known = read_manifest(folder / MANIFEST, templates=False)[0]
+    parts = tuple(_part(file, there) for file in files)
+    known = read_manifest(folder / MANIFEST, templates=False)[0] if folder / MANIFEST in there else None
     if known is None:
         return Dossier(folder.resolve().name, "", "", parts)
     return Dossier(known.card.title, known.card.summary, known.repo, parts)
 
 
-def _part(file: Path) -> Part:
-    extraction = Extraction.read(file)
-    return Part(extraction, load_verification(None, extraction, file=file.with_name(VERIFICATION)))
+def _part(file: Path, there: frozenset[Path]) -> Part:
+    extraction, verification = Extraction.read(file), file.with_name(VERIFICATION)
+    if verification not in there:
+        return Part(extraction, None)
+    return Part(extraction, load_verification(None, extraction, file=verification))

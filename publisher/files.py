@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from publisher.border.files import open_regular
 from publisher.errors import NoRoomError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of the disk, of the user, for one file
@@ -29,7 +30,7 @@ def packaged_folder(name: str) -> Path:
 
 def sha256_of(path: Path) -> str:
     """The file's SHA-256 as 64 hex digits."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -33,7 +33,9 @@ from pydantic_core import ErrorDetails
 
 from publisher import architectures, artefacts
 from publisher.border.escape import for_terminal, is_hidden
+from publisher.border.files import read_regular
 from publisher.border.limits import LIMITS
+from publisher.border.yaml_text import BoundedLoader
 from publisher.errors import ManifestError
 from publisher.files import packaged_folder
 
@@ -608,7 +610,7 @@ def read_manifest(path: Path, *, templates: bool = True) -> tuple[Manifest | Non
 def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
     """The file's text with its line ends as they are, or the problem that keeps it from being read."""
     try:
-        return path.read_bytes().decode(), ()
+        return read_regular(path, limit=LIMITS.yaml_bytes).decode(), ()
     except FileNotFoundError:
         return None, (Problem(path, "", "no such file; write one with: publish new --source A --base B"),)
     except UnicodeDecodeError:
@@ -680,14 +682,12 @@ def _unknown_template(field: str, name: str) -> str:
 
 def _parse_yaml(path: Path, text: str) -> tuple[dict[Hashable, Any] | None, tuple[Problem, ...]]:
     try:
-        loader = yaml.SafeLoader(text)
+        loader = BoundedLoader(text)
         node = loader.get_single_node()
         problems = tuple(_duplicates(path, node)) if node else ()
         data = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         return None, (Problem(path, "", f"is not YAML: {_yaml_complaint(error)}; correct that line"),)
-    except RecursionError:
-        return None, (Problem(path, "", "is nested without end; write it out, without aliases into itself"),)
     except (ValueError, LookupError, AttributeError) as error:
         # PyYAML's own slips, on values such as 2026-13-45 and `!!bool maybe`.
         return None, (Problem(path, "", f"holds a value that YAML cannot read ({error}); put it in quotes"),)
@@ -703,7 +703,7 @@ def _duplicates(path: Path, root: yaml.Node) -> Iterator[Problem]:
     todo: list[tuple[tuple[int | str, ...], yaml.Node]] = [((), root)]
     done: set[int] = set()
     for place, node in todo:
-        if id(node) in done:  # an alias, or a loop of them
+        if id(node) in done:  # an alias
             continue
         done.add(id(node))
         if isinstance(node, yaml.SequenceNode):
@@ -714,11 +714,12 @@ def _duplicates(path: Path, root: yaml.Node) -> Iterator[Problem]:
 
 
 def _twice(path: Path, place: tuple[int | str, ...], *, keys: list[yaml.Node]) -> Iterator[Problem]:
-    names = [key.value if isinstance(key, yaml.ScalarNode) else key for key in keys]
-    for index, key in enumerate(keys):
-        if names[index] in names[:index]:
+    seen: set[str] = set()
+    for key in keys:
+        if key.value in seen:
             what = f"stands twice, on line {key.start_mark.line + 1} again; keep one"
             yield Problem(path, _dotted((*place, str(key.value))), what)
+        seen.add(key.value)
 
 
 def _yaml_complaint(error: yaml.YAMLError) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from publisher import hub
+from publisher.border.files import read_text
+from publisher.border.yaml_text import parse_yaml
 from publisher.errors import ExtractionError, PublisherError
 from publisher.manifest import is_commit_id, is_license, is_repo_id
 from publisher.pin import DEFAULT_BRANCH
@@ -132,11 +134,11 @@ def _stated_license(checkpoint: _Checkpoint) -> str | None:
     if "path" not in checkpoint.reference:
         return hub.license_of(**checkpoint.reference)
     card = Path(checkpoint.reference["path"]) / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    text = read_text(card) if card.is_file() else ""
     front = re.match(r"---\s*\n(.*?\n)---\s*(?:\n|$)", text, re.DOTALL)
     try:
-        fields = yaml.safe_load(front[1]) if front else None
-    except (yaml.YAMLError, ValueError):
+        fields = parse_yaml(front[1]) if front else None
+    except ValueError:
         return None  # a card nobody can read states no licence
     stated = fields.get("license") if isinstance(fields, dict) else None
     return stated if isinstance(stated, str) else None

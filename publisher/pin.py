@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from publisher.border.yaml_text import BoundedLoader
 from publisher.errors import ManifestError
 from publisher.files import atomic
 from publisher.manifest import Manifest, is_commit_id, manifest_error, parse_manifest, read_text
@@ -132,13 +133,13 @@ def _set(text: str, loose: Sequence[_Loose], *, commits: Sequence[str]) -> str:
 def _loose_references(text: str) -> Iterator[_Loose]:
     """Every reference to a Hub repository that is not at a full commit id; none where the text is not YAML."""
     try:
-        variants = _find(yaml.compose(text, yaml.SafeLoader), "variants")
+        variants = _find(yaml.compose(text, BoundedLoader), "variants")
         listed = variants.value if variants else None
         for index, variant in enumerate(listed.value if isinstance(listed, yaml.SequenceNode) else ()):
             for side in _SIDES:
                 reference = _find(variant, side)
                 yield from _loose(text, f"variants[{index}].{side}", node=reference.value if reference else None)
-    except (yaml.YAMLError, RecursionError):
+    except yaml.YAMLError:
         return
 
 

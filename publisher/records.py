@@ -13,10 +13,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
+    StringConstraints,
     ValidationError,
 )
 
 from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
+from publisher.border.files import read_regular
+from publisher.border.json_text import require_bounded
+from publisher.border.limits import LIMITS
+from publisher.border.paths import repository_path
 from publisher.errors import FetchError
 from publisher.files import canonical_json, sha256_of, write_text
 
@@ -35,7 +41,7 @@ Shape = tuple[int, ...]
 class Record(BaseModel):
     """Frozen, unknown fields refused; reads and writes canonical JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_json(self) -> str:
         """Canonical JSON, one newline at the end."""
@@ -50,12 +56,16 @@ class Record(BaseModel):
         """Read a record back.
 
         Raises:
-            FetchError: where the file is missing, damaged or of another schema.
+            FetchError: where the file is missing, damaged, no regular file, or of another schema.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            content = read_regular(path, limit=LIMITS.json_bytes)
+            require_bounded(content)
+            return cls.model_validate_json(content)
         except FileNotFoundError:
             raise FetchError(f"{path} does not exist", next_step="run the stage that writes it") from None
+        except OSError as error:
+            raise FetchError(f"{path} cannot be read: {error.strerror}", next_step="name another folder") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -64,17 +74,30 @@ class Record(BaseModel):
                 expected=f"a {cls.__name__} of schema version {SCHEMA_VERSION}",
                 next_step="delete the file and run the stage that writes it",
             ) from None
+        except ValueError as error:
+            raise FetchError(
+                f"{path}: {error}", expected="JSON as this tool writes it", next_step="run the stage that writes it"
+            ) from None
 
 
 # --- fetch --------------------------------------------------------------------------------------------------
 
 
+def _release_file(name: str) -> str:
+    """A record never names a file outside its own folder: whoever reads it could be led to any file of his machine."""
+    return repository_path(name)
+
+
+FileName = Annotated[str, AfterValidator(_release_file)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
 class FileDigest(Record):
     """One file of a checkpoint or of the staged tree; `name` is relative and uses forward slashes."""
 
-    name: str
-    size: int
-    sha256: str
+    name: FileName
+    size: NonNegativeInt
+    sha256: Sha256
 
     @classmethod
     def of(cls, path: Path, *, name: str | None = None) -> Self:

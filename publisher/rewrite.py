@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from publisher.tensors import DTYPES
+from publisher.border.safetensors_header import DTYPES
 
 _BLOCK = 1 << 24  # bytes that are copied at once
 _ALIGNMENT = 8  # of the first tensor

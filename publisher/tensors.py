@@ -5,16 +5,18 @@ or cut short, an index that names a tensor no shard holds, and a repository of p
 with one clear error. Headers are read without torch; tensors are read one at a time, never the whole model.
 """
 
-import json
+import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from safetensors import SafetensorError, safe_open
-
+from publisher.border.files import open_regular, read_regular
+from publisher.border.json_text import parse_json_object
+from publisher.border.limits import LIMITS
+from publisher.border.safetensors_header import DTYPES, LENGTH_BYTES, Entry, header_length, parse_header
 from publisher.errors import FetchError
 from publisher.files import digest_of, sha256_of
 
@@ -25,25 +27,6 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
-DTYPES = {
-    "BOOL": ("bool", 1),
-    "U8": ("uint8", 1),
-    "I8": ("int8", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "F8_E8M0": ("float8_e8m0fnu", 1),
-    "U16": ("uint16", 2),
-    "I16": ("int16", 2),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "U32": ("uint32", 4),
-    "I32": ("int32", 4),
-    "F32": ("float32", 4),
-    "U64": ("uint64", 8),
-    "I64": ("int64", 8),
-    "F64": ("float64", 8),
-    "C64": ("complex64", 8),
-}  # safetensors' names: torch's, and bytes per element
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -204,45 +187,36 @@ def file_headers(file: Path) -> dict[str, TensorHeader]:
     Raises:
         FetchError: it is missing, cut short or no safetensors file.
     """
-    with _opened(file) as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-        places = _places(file)
-        return {
-            name: TensorHeader(piece.get_dtype(), tuple(piece.get_shape()), file, None, *places[name])
-            for name, piece in slices.items()
-        }
-
-
-def _places(file: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins and ends in a file that safetensors accepts."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        entries = json.loads(opened.read(length))
-    data = 8 + length
-    offsets = {name: entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"}
-    return {name: (data + start, data + stop) for name, (start, stop) in offsets.items()}
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
     try:
-        with safe_open(file, framework="np") as opened:
-            yield opened
+        entries = _entries(file)
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="download or save it again") from None
-    except (SafetensorError, OSError) as error:
-        pointer = _is_lfs_pointer(file)
-        raise FetchError(
-            f"{file} ({file.stat().st_size:,} bytes) is not a whole safetensors file: "
-            + ("it is a Git LFS pointer" if pointer else str(error)),
-            expected="a file as long as its header says",
-            next_step="git lfs pull" if pointer else "download or save that file again",
-        ) from None
+    except (OSError, ValueError) as error:
+        raise _not_whole(file, error) from None
+    return {name: TensorHeader(one.dtype, one.shape, file, None, one.start, one.stop) for name, one in entries.items()}
+
+
+def _entries(file: Path) -> dict[str, Entry]:
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        length = header_length(opened.read(LENGTH_BYTES), file_size=size)
+        return parse_header(opened.read(length), file_size=size)
+
+
+def _not_whole(file: Path, error: OSError | ValueError) -> FetchError:
+    size = f" ({file.stat().st_size:,} bytes)" if file.is_file() else ""
+    pointer = file.is_file() and _is_lfs_pointer(file)
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return FetchError(
+        f"{file}{size} is not a whole safetensors file: " + ("it is a Git LFS pointer" if pointer else str(why)),
+        expected="a file as long as its header says",
+        next_step="git lfs pull" if pointer else "download or save that file again",
+    )
 
 
 def _is_lfs_pointer(file: Path) -> bool:
     """What a git clone without Git LFS puts in the place of the weights."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
@@ -264,14 +238,12 @@ def read_json(file: Path) -> dict[str, Any]:
         FetchError: it is missing, or holds something else.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return parse_json_object(read_regular(file, limit=LIMITS.json_bytes))
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="name a folder that save_pretrained wrote") from None
     except (OSError, ValueError) as error:
-        raise FetchError(f"{file} is not readable JSON ({error})", next_step="download or save it again") from None
-    if not isinstance(value, dict):
-        raise FetchError(f"{file} is not a JSON object", next_step="download or save it again")
-    return value
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FetchError(f"{file} is not readable JSON ({why})", next_step="download or save it again") from None
 
 
 class TensorReader:
@@ -348,9 +320,10 @@ def torch_dtype(header: TensorHeader) -> "torch.dtype":
 
 def _opened_raw(file: Path) -> BufferedReader:
     try:
-        return file.open("rb")
-    except FileNotFoundError:
-        raise FetchError(f"{file} is missing", next_step="download or save it again") from None
+        return open_regular(file)
+    except OSError as error:
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise FetchError(f"{file} {why}", next_step="download or save it again") from None
 
 
 def in_blocks(tensor: "torch.Tensor", elements: int) -> "Iterator[torch.Tensor]":

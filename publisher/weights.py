@@ -5,22 +5,19 @@ and the index are files on this machine; of its tensors there are those in work,
 along with the last. A file of weights whose header does not describe its bytes exactly is refused.
 """
 
-import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
-
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING
 
 from publisher import hub
+from publisher.border.safetensors_header import DTYPES, LENGTH_BYTES, Entry, header_length, parse_header
 from publisher.dequantised import Dequantising, dequantised, stored
 from publisher.errors import FetchError
-from publisher.records import Checkpoint, FileDigest, Record, Snapshot
+from publisher.records import Checkpoint, FileDigest, Snapshot
 from publisher.tensors import (
-    DTYPES,
     INDEX,
     Reader,
     TensorHeader,
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = ".safetensors"
 _AHEAD = 1 << 23  # bytes that small neighbours in a file may have together to come in one request
-_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 
 
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -157,22 +153,7 @@ def elsewhere(snapshot: Snapshot) -> Snapshot:
 # --- headers by ranges --------------------------------------------------------------------------------------
 
 
-class _Entry(Record):
-    """One tensor in the header of a safetensors file; offsets count from the header's end."""
-
-    dtype: str
-    shape: tuple[NonNegativeInt, ...]
-    data_offsets: tuple[int, int]
-
-    @property
-    def size(self) -> int | None:
-        """Bytes of a tensor of this dtype and shape; None where the dtype is not known."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1] if self.dtype in DTYPES else None
-
-
-_HEADER, _ENTRIES = TypeAdapter(dict[str, Any]), TypeAdapter(dict[str, _Entry])
-_Places = Mapping[str, tuple[_Entry, int]]  # with the header's end
-_known: dict[str, _Places] = {}  # by the file's digest: a file that both repositories have is asked for once
+_known: dict[str, dict[str, Entry]] = {}  # by the file's digest: a file that both repositories have is asked for once
 
 
 def _streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -191,44 +172,25 @@ def _streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
 def _file_headers(snapshot: Snapshot, file: FileDigest) -> dict[str, TensorHeader]:
     if file.sha256 not in _known:
         _known[file.sha256] = _places(snapshot, file)
+    place = snapshot.folder / file.name
     return {
-        name: TensorHeader(
-            entry.dtype,
-            entry.shape,
-            snapshot.folder / file.name,
-            file.sha256,
-            *(end + offset for offset in entry.data_offsets),
-        )
-        for name, (entry, end) in _known[file.sha256].items()
+        name: TensorHeader(entry.dtype, entry.shape, place, file.sha256, entry.start, entry.stop)
+        for name, entry in _known[file.sha256].items()
     }
 
 
-def _places(snapshot: Snapshot, file: FileDigest) -> _Places:
+def _places(snapshot: Snapshot, file: FileDigest) -> dict[str, Entry]:
     """The header of a remote file, read by two requests."""
-    start = _Range(snapshot.checkpoint, file.name, start=0, stop=min(8, file.size)).take(min(8, file.size))
-    length = int.from_bytes(start, "little")
-    end = 8 + length
-    if not 0 < length <= min(_LARGEST_HEADER, file.size - 8):
-        raise _damaged(snapshot, file, f"its header would be {length:,} bytes long")
     try:
-        header = _HEADER.validate_json(bytes(_Range(snapshot.checkpoint, file.name, start=8, stop=end).take(length)))
-        entries = _ENTRIES.validate_python({name: entry for name, entry in header.items() if name != "__metadata__"})
-    except ValidationError as error:
-        raise _damaged(snapshot, file, f"its header is not one ({error.errors()[0]['msg']})") from None
-    _require_whole(snapshot, file, entries=entries, end=end)
-    return {name: (entry, end) for name, entry in entries.items()}
+        length = header_length(_taken(snapshot, file, 0, LENGTH_BYTES), file_size=file.size)
+        return parse_header(_taken(snapshot, file, LENGTH_BYTES, LENGTH_BYTES + length), file_size=file.size)
+    except ValueError as error:
+        raise _damaged(snapshot, file, str(error)) from None
 
 
-def _require_whole(snapshot: Snapshot, file: FileDigest, *, entries: Mapping[str, _Entry], end: int) -> None:
-    """The tensors lie one after the other, each as long as its dtype and shape say, up to the end of the file."""
-    place = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        start, stop = entry.data_offsets
-        if start != place or stop - start != entry.size:
-            raise _damaged(snapshot, file, f"{name} ({entry.dtype} {entry.shape}) is said to be at {start}-{stop}")
-        place = stop
-    if end + place != file.size:
-        raise _damaged(snapshot, file, f"its tensors end at {end + place:,}")
+def _taken(snapshot: Snapshot, file: FileDigest, start: int, stop: int) -> bytes:  # noqa: PLR0917 - a range
+    stop = min(stop, file.size)
+    return bytes(_Range(snapshot.checkpoint, file.name, start=start, stop=stop).take(max(stop - start, 0)))
 
 
 def _damaged(snapshot: Snapshot, file: FileDigest, why: str) -> FetchError:

@@ -41,15 +41,25 @@ class Bench:
     work: Path
     engine: Engine
     progress: Progress
+    own_folders: bool
 
     @classmethod
-    def of(cls, work: Path, *, device: str, progress: Progress) -> Self:
-        """The bench with the device of this name.
+    def of(cls, work: Path, *, device: str, progress: Progress, own_folders: bool) -> Self:
+        """Return the bench with the device of this name.
+
+        Args:
+            work: a folder for what only this machine needs.
+            device: `auto`, `cpu`, `cuda` or `cuda:N`.
+            progress: told of each piece of work.
+            own_folders: whether checkpoints in local folders may be read: those that a repository names are not.
+
+        Returns:
+            The bench.
 
         Raises:
-            ManifestError: it cannot be used here.
+            ManifestError: the device cannot be used here.
         """
-        return cls(work, Local(chosen_device(device)), progress)
+        return cls(work, Local(chosen_device(device)), progress, own_folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,8 @@ def _case(adapter: Adapter, bench: Bench) -> _Case:
 
 
 def _fetched(reference: Reference, bench: Bench) -> Snapshot:
+    if reference.path is not None and not bench.own_folders:
+        raise UncheckedError(f"{reference.path} is a folder of whoever published this, and is not looked for here")
     if reference.path is not None and not Path(reference.path).is_dir():
         raise UncheckedError(f"{reference.path} is a local folder, which is not here")
     memo, hashed = bench.work / "digests.json", set[Path]()

@@ -2,17 +2,18 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import ModelCard
-from yaml import YAMLError
-
 from publisher import __version__, artefacts, hub, signing
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.border.files import entries, read_text
+from publisher.border.limits import LIMITS
+from publisher.border.paths import repository_path
+from publisher.border.yaml_text import parse_yaml
 from publisher.commitplan import holds_bytes
 from publisher.errors import (
     AuditError,
@@ -32,6 +33,7 @@ from publisher.stages.card import Evidence, check_card, load_verification, rende
 from publisher.tensors import read_json
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)", re.DOTALL)  # as the Hub finds it
 _NOT_OURS = frozenset({".git", ".cache"})  # what git and `hf download --local-dir` keep beside the files
 _DIFF_LINES = 24
 
@@ -43,8 +45,9 @@ class Release:
     Attributes:
         name: the repository, or the folder as it was given.
         revision: the full commit id; none for a folder.
-        folder: where the files are.
-        names: every file of the repository, whether it is here or not.
+        folder: where the files are: links to those that may be read, and nothing else, for a local folder.
+        names: every file of the repository that may be read, whether it is here or not.
+        refused: what is not read of the names that a release has, by path, and why.
         remote: what the Hub says of each file; none for a folder.
         manifest: the one published; none where it is missing or wrong.
     """
@@ -53,6 +56,7 @@ class Release:
     revision: str | None
     folder: Path
     names: frozenset[str]
+    refused: Mapping[str, str]
     remote: tuple[RemoteFile, ...] | None
     manifest: Manifest | None
 
@@ -78,8 +82,16 @@ class Release:
 # --- where it is --------------------------------------------------------------------------------------------
 
 
-def open_release(target: str, progress: Progress) -> Release:
-    """The release at `target`: a folder where there is one of that name, else a repository of the Hub.
+def open_release(target: str, progress: Progress, *, view: Path) -> Release:
+    """Find the release at `target`: a folder where there is one of that name, else a repository of the Hub.
+
+    Args:
+        target: a folder, `owner/name` or `owner/name@revision`.
+        progress: told what is fetched.
+        view: a folder, made here, in which a local folder's files are seen: a link to each that may be read.
+
+    Returns:
+        The release, its files on this machine.
 
     Raises:
         ManifestError: neither a folder nor a repository id.
@@ -87,26 +99,60 @@ def open_release(target: str, progress: Progress) -> Release:
         FetchError: no file there belongs to an adapter.
     """
     if Path(target).is_dir():
-        folder = Path(target)
-        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        names = frozenset(path.as_posix() for path in found if path.parts[0] not in _NOT_OURS)
-        _require_adapter(names, target)
-        return Release(target, None, folder, names, remote=None, manifest=_manifest(folder))
+        return _local(target, view)
     repo, _, revision = target.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ManifestError(f"'{target}' is neither a folder here nor a repository id", expected="owner/name@revision")
     return _downloaded(repo, revision or "main", progress)
 
 
+def _local(target: str, view: Path) -> Release:
+    """Return a folder as a release. Links, FIFOs and devices in it are not opened: another may have put them there."""
+    folder = Path(target)
+    found = {path.relative_to(folder).as_posix(): (path, kind) for path, kind in entries(folder)}
+    found = {name: entry for name, entry in found.items() if name.partition("/")[0] not in _NOT_OURS}
+    refused = {name: why for name, (path, kind) in found.items() if (why := _refusal(name, kind, path.lstat().st_size))}
+    names = frozenset(name for name in found if name not in refused)
+    _require_adapter(frozenset(found), target)
+    view.mkdir(parents=True)
+    for name in filter(_is_artefact, names):
+        (view / name).parent.mkdir(parents=True, exist_ok=True)
+        (view / name).symlink_to(found[name][0].absolute())
+    return Release(target, None, view, names, refused=refused, remote=None, manifest=_manifest(view))
+
+
+def _refusal(name: str, kind: str, size: int) -> str:
+    """Return why a file is not read; empty where it is, or where no check would read it."""
+    try:
+        repository_path(name)
+    except ValueError as error:
+        return f"is not read: {error}"
+    if not _is_artefact(name):
+        return ""
+    if kind != "a file":
+        return f"is {kind}, not a file, and is not read"
+    limit = _limit(name)
+    return f"has {size:,} bytes, and is not read: at most {limit:,} are" if size > limit else ""
+
+
+def _limit(name: str) -> int:
+    """Return the most bytes that an artefact may have; weights are read in pieces."""
+    suffix = PurePosixPath(name).suffix
+    if suffix in {".safetensors", ".gguf"}:
+        return LIMITS.file_bytes
+    return LIMITS.json_bytes if suffix in {".json", ".sig"} else LIMITS.text_bytes
+
+
 def _downloaded(repo: str, revision: str, progress: Progress) -> Release:
     commit = hub.resolve_revision(repo, revision)
     remote = hub.list_files(repo, commit)
-    names = frozenset(file.path for file in remote)
+    refused = {file.path: why for file in remote if (why := _refusal(file.path, "a file", file.size))}
+    names = frozenset(file.path for file in remote if file.path not in refused)
     _require_adapter(names, f"{repo}@{commit[:8]}")
     progress(f"fetching {repo}@{commit[:8]}")
     wanted = sorted(name for name in names if _is_artefact(name))
     folder = hub.download_all(repo, commit, filenames=wanted)
-    return Release(repo, commit, folder, names, remote=remote, manifest=_manifest(folder))
+    return Release(repo, commit, folder, names, refused=refused, remote=remote, manifest=_manifest(folder))
 
 
 def _is_artefact(name: str) -> bool:
@@ -145,11 +191,13 @@ def files(release: Release) -> str:
     if not release.is_ours:
         pickled = sorted(n for n in release.names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
         seen = f"; pickled files, which are not opened: {', '.join(pickled)}" if pickled else ""
+        require_none([f"{name} {why}" for name, why in sorted(release.refused.items())])
         raise UncheckedError(f"no {artefacts.MANIFEST} says which files belong to the release{seen}")
     required, others = _required(release), release.names - _own_files(release)
     besides = {name for name in others if _BESIDES.fullmatch(name) and not _within(name, _folders(release))}
     problems = [f"{name} is missing" for name in sorted(required - release.names)]
     problems += [f"{name} is no part of the release" for name in sorted(others - besides)]
+    problems += [f"{name} {why}" for name, why in sorted(release.refused.items())]
     require_none(problems)
     told = f"; not part of it: {', '.join(sorted(besides))}" if besides else ""
     return f"{len(release.names - others)} files of the release{told}"
@@ -183,7 +231,7 @@ def download(release: Release) -> str:
     """The bytes here are those that the Hub lists: by SHA-256 for LFS and Xet files, by git blob for the others."""
     if release.remote is None:
         raise UncheckedError("a local folder: what the Hub holds was not asked")
-    here = [file for file in release.remote if _is_artefact(file.path)]
+    here = [file for file in release.remote if _is_artefact(file.path) and file.path in release.names]
     require_none([f"{file.path} differs from what the Hub lists" for file in here if not _same(release, file)])
     return f"{len(here)} files hold the bytes that the Hub lists"
 
@@ -322,10 +370,13 @@ def card_header(release: Release) -> str:
 
 def _header(readme: Path) -> dict[str, Any]:
     try:
-        data: Any = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=False).data
-        return dict(data.to_dict())
-    except (ValueError, YAMLError) as error:
-        raise AuditError(f"README.md has no header that can be read ({type(error).__name__})") from error
+        header = _FRONT_MATTER.match(read_text(readme))
+        data = parse_yaml(header[1]) if header else None
+    except (OSError, ValueError) as error:
+        raise AuditError(f"README.md has no header that can be read: {error}") from error
+    if not isinstance(data, dict):
+        raise AuditError("README.md has no header: a mapping in YAML between two lines of ---")
+    return data
 
 
 def _bases(release: Release) -> set[str]:

@@ -11,14 +11,14 @@ class Limits:
     Each is far above what any real model needs, and low enough that reading ends within seconds and a gigabyte.
     """
 
-    json_bytes: int = 256 * 2**20  # an extraction.json of 100,000 modules is about 100 MB
+    json_bytes: int = 64 * 2**20  # an extraction.json takes about 1 kB a module
     json_depth: int = 64
-    yaml_bytes: int = 2**20
+    yaml_bytes: int = 256 * 2**10
     yaml_depth: int = 32
     yaml_aliases: int = 100
     number_digits: int = 64  # of one integer in JSON or YAML
-    entries: int = 5_000_000  # values in one JSON document
-    yaml_entries: int = 100_000  # values in one YAML document
+    entries: int = 2_000_000  # values in one JSON document
+    yaml_entries: int = 20_000  # values in one YAML document, aliases written out
     text_bytes: int = 16 * 2**20  # of a README.md or another text file
     header_bytes: int = 100_000_000  # of a safetensors header: the bound of the safetensors library itself
     tensors: int = 1_000_000  # of one checkpoint

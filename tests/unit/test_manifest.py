@@ -91,7 +91,7 @@ def test_a_file_that_is_not_there_says_how_to_write_one(tmp_path: Path) -> None:
 def test_a_folder_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("title: é".encode("latin-1"))
     assert "is not text in UTF-8" in str(read_manifest(tmp_path / "latin.yaml")[1][0])
-    assert "Is a directory" in str(read_manifest(tmp_path)[1][0])
+    assert "it is a folder, not a file" in str(read_manifest(tmp_path)[1][0])
 
 
 def test_line_ends_and_a_byte_order_mark_do_not_matter() -> None:
@@ -113,9 +113,9 @@ def test_a_key_that_a_merge_brings_may_be_written_over() -> None:
 
 
 def test_a_manifest_that_loops_through_its_aliases_is_refused() -> None:
-    assert "variants[0]: is a list where a mapping of fields belongs; see docs/manifest.md" in complaints(
-        "variants: &v [*v]"
-    )
+    assert complaints("variants: &v [*v]") == [
+        ": is not YAML: is an alias into itself; write it out (line 1, column 15); correct that line"
+    ]
 
 
 @given(st.text("0123456789abcdef", min_size=40, max_size=40))
