@@ -102,7 +102,7 @@ def extract_module(
         told: of each iteration of the exact method and the share that lies inside.
 
     Raises:
-        ExtractionError: NaN or infinity in either weight.
+        ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
     delta = lora.update_of(base, source)
     size = math.sqrt(lora.squared_norm(delta))
@@ -124,7 +124,9 @@ def extract_module(
         b, a = lora.factors_of(found, DTYPES[settings.dtype])
     quality = lora.merge_quality(base, source, b=b, a=a, delta=delta)
     figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
-    return Factors(b.cpu(), a.cpu(), figures.model_copy(update={"recovery": recovery}), residual)
+    figures = figures.model_copy(update={"recovery": recovery})
+    _require_figures(figures)
+    return Factors(b.cpu(), a.cpu(), figures, residual)
 
 
 def _figures(
@@ -163,6 +165,18 @@ def _figures(
         rank_at_least=hidden,
         spectrum=tuple(found.s[[place - 1 for place in spectrum_places(found.rank)]].tolist()),
     )
+
+
+def _require_figures(figures: ModuleExtraction) -> None:
+    """Raise ExtractionError if a figure is NaN or infinite: a finite weight can still be too large for arithmetic."""
+    values = [value for value in figures.model_dump().values() if isinstance(value, float)]
+    if not all(map(math.isfinite, values)):
+        raise ExtractionError(
+            f"{figures.name}.weight holds values so large that the arithmetic overflows; "
+            f"its update has a root mean square of {figures.update_rms:.3g}",
+            expected="weights of a model that was trained",
+            next_step="check that checkpoint; it is damaged or its training diverged",
+        )
 
 
 def _require_finite(name: str, source: Tensor, *, base: Tensor) -> None:

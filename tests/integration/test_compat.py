@@ -89,7 +89,7 @@ def test_lost_verdicts_are_given_again_without_extracting_or_validating_again() 
 def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rerun()
     monkeypatch.setattr("publisher.compat.on_mlx.READ", "mlx-lm 9.9")
-    monkeypatch.setattr("publisher.pipeline._JUDGING", "publisher.compat.on_mlx")
+    monkeypatch.setattr("publisher.pipeline._JUDGING", "publisher.closure")
     again = rerun()
     assert again.variants[0].reused == ("extract", "validate")
     assert evidence().loaders[-1].version == "mlx-lm 9.9"
