@@ -9,16 +9,20 @@ import base64
 import binascii
 import gzip
 import io
-import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
+from publisher.border.files import open_regular, read_regular
+from publisher.border.json_text import parse_json_object
+from publisher.border.limits import LIMITS
+from publisher.border.paths import repository_path
 from publisher.errors import VerificationError, shown
 from publisher.files import digest_of, sha256_of
 from publisher.records import FileDigest, Kind
@@ -119,30 +123,40 @@ def _require_new(id_: str, seen: dict[str, int], *, number: int) -> None:
         raise _FieldError("id", f"is {shown(id_)}, as on line {before}")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP
-    with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as stream:
-        try:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line
-        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-            raise VerificationError(
-                f"{path} is damaged: {error}", expected="JSON lines in UTF-8, gzip or not", next_step="fetch it again"
-            ) from None
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that hold something, with their numbers, none longer than a request may be."""
+    try:
+        with open_regular(path) as raw:
+            packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+            with gzip.GzipFile(fileobj=raw) if packed else raw as stream:
+                for number, line in enumerate(_bounded_lines(stream), start=1):
+                    if line.strip():
+                        yield number, line
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # a damaged gzip is an OSError
+        raise VerificationError(
+            f"{path} is damaged: {error}", expected="JSON lines in UTF-8, gzip or not", next_step="fetch it again"
+        ) from None
+
+
+def _bounded_lines(stream: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    total = 0
+    while line := stream.readline(LIMITS.request_line_bytes + 1):
+        total += len(line)
+        if len(line) > LIMITS.request_line_bytes:
+            raise ValueError(f"a line has more than {LIMITS.request_line_bytes:,} bytes")
+        if total > LIMITS.request_file_bytes:
+            raise ValueError(f"it holds more than {LIMITS.request_file_bytes:,} bytes")
+        yield line
 
 
 # --- one line -----------------------------------------------------------------------------------------------
 
 
-def _request(line: str, *, number: int, runner: Runner, folder: Path) -> Request:
+def _request(line: bytes, *, number: int, runner: Runner, folder: Path) -> Request:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _FieldError("", f"is not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise _FieldError("", "is not a JSON object")
+        row = parse_json_object(line)
+    except ValueError as error:
+        raise _FieldError("", f"cannot be read as JSON: {error}") from None
     asked = (Question("next token", "token"),) if runner == "logits" else _questions(row)
     request = Request(
         id=_text(row, "id", default=f"line {number}"),
@@ -242,19 +256,24 @@ def _image(reference: str, folder: Path) -> Image.Image:
         if not head.endswith(";base64"):
             raise ValueError("a data URL is base64 here")
         try:
-            source: IO[bytes] | Path = io.BytesIO(base64.b64decode(packed, validate=True))
+            source = io.BytesIO(base64.b64decode(packed, validate=True))
         except binascii.Error as error:
             raise ValueError(str(error)) from None
     else:
-        source = folder / reference
+        source = io.BytesIO(_image_bytes(folder, reference))
     with Image.open(source) as image:
         return image.convert("RGB")
+
+
+def _image_bytes(folder: Path, reference: str) -> bytes:
+    """Return the content of an image beside the request file, which names no other file of this machine."""
+    return read_regular(folder / repository_path(reference), limit=LIMITS.image_bytes)
 
 
 def _data_url(reference: str, folder: Path) -> str:
     if reference.startswith(_DATA):
         return reference
-    return f"{_DATA};base64,{base64.b64encode((folder / reference).read_bytes()).decode()}"
+    return f"{_DATA};base64,{base64.b64encode(_image_bytes(folder, reference)).decode()}"
 
 
 def _image_files(request: Request) -> Iterator[Path]:

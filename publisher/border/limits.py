@@ -20,6 +20,9 @@ class Limits:
     entries: int = 2_000_000  # values in one JSON document
     yaml_entries: int = 20_000  # values in one YAML document, aliases written out
     text_bytes: int = 16 * 2**20  # of a README.md or another text file
+    request_line_bytes: int = 32 * 2**20  # one line of a request file, with its images as data URLs
+    request_file_bytes: int = 2**31  # of a whole request file, unpacked
+    image_bytes: int = 64 * 2**20  # of one image file
     header_bytes: int = 100_000_000  # of a safetensors header: the bound of the safetensors library itself
     tensors: int = 1_000_000  # of one checkpoint
     name_characters: int = 512  # of a tensor's or a module's name

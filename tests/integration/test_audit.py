@@ -457,7 +457,7 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (a_spectrum_cut_short, ["figures /", "pictures /"], "it does not go from sigma_1 to sigma_r"),
     (a_kinder_picture, ["pictures /"], "errors.svg is not what extraction.json gives"),
     (picture_missing, ["pictures /"], "spectrum.svg is missing"),
-    (not_a_number_as_a_figure, ["evidence /", "figures /"], "not JSON compliant"),
+    (not_a_number_as_a_figure, ["evidence /"], "should be a finite number"),
     (
         impossible_module,
         ["figures /", "recorded tensors /", "singular values /", "pictures /"],

@@ -48,8 +48,8 @@ def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("runner", "line", "words"),
     [
-        ("decision", "{", "line 2: the line is not JSON"),
-        ("decision", "[]", "line 2: the line is not a JSON object"),
+        ("decision", "{", "line 2: the line cannot be read as JSON: Expecting"),
+        ("decision", "[]", "line 2: the line cannot be read as JSON: it is not a JSON object"),
         ("decision", GOOD, "line 2: id is 'r1', as on line 1"),
         ("decision", {"questions": {"n": {"type": "noul"}}}, "line 2: state is missing"),
         ("decision", GOOD | {"questions": {}}, "line 2: questions is {}"),
@@ -58,9 +58,15 @@ def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Pa
         ("decision", GOOD | {"id": "2", "expected": {"q": "c"}}, "line 2: expected.q is 'c', none of the options"),
         ("decision", GOOD | {"id": "2", "expected": {"s": -1}}, "line 2: expected.s is -1, none of the options"),
         ("decision", GOOD | {"id": "2", "expected": {"n": 2}}, "line 2: expected.n is 2, none of the options"),
-        ("decision", GOOD | {"id": "2", "expected": {"n": math.inf}}, "line 2: expected.n is inf, none of the options"),
+        (
+            "decision",
+            GOOD | {"id": "2", "expected": {"n": math.inf}},
+            "line 2: the line cannot be read as JSON: Infinity is no number",
+        ),
         ("decision", GOOD | {"id": "2", "images": ["no.png"]}, r"line 2: images\[0\] 'no.png' does not exist"),
         ("decision", GOOD | {"id": "2", "images": ["data:,x"]}, r"line 2: images\[0\] is no image"),
+        ("decision", GOOD | {"id": "2", "images": ["../a.png"]}, r"line 2: images\[0\] is no image \(one of its parts"),
+        ("decision", GOOD | {"id": "2", "images": ["/dev/zero"]}, r"line 2: images\[0\] is no image \(it is absolute"),
         ("logits", {"id": "2", "text": 7}, "line 2: text is 7"),
     ],
 )
