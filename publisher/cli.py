@@ -18,7 +18,7 @@ import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
-from publisher.border.echo import echo, echo_json
+from publisher.border.echo import echo, echo_json, guard_libraries
 from publisher.border.escape import for_terminal
 from publisher.errors import CardError, ManifestError, PublisherError
 from publisher.interruption import EXIT_CODE, interruptible
@@ -68,6 +68,7 @@ _pr = click.option("--pr", is_flag=True, help="Open a pull request instead of co
 def main() -> None:
     """Run the command line and exit."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
+    guard_libraries()
     verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
     try:
         code = cli(prog_name="publish", standalone_mode=False)

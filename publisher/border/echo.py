@@ -1,8 +1,32 @@
-"""Whatever a command prints goes through here, and is escaped on the way."""
+"""Whatever a command prints goes through here, and is escaped on the way; what libraries log and warn of too."""
+
+import logging
+import warnings
+from typing import Any, Final
 
 import click
 
 from publisher.border.escape import for_json, for_terminal
+
+_FORMAT_WARNING: Final = warnings.formatwarning
+
+
+class _HarmlessRecord(logging.LogRecord):
+    """What a library logs."""
+
+    def getMessage(self) -> str:  # noqa: N802 - logging's name
+        """Return the message as it may be printed."""
+        return for_terminal(super().getMessage(), lines=True)
+
+
+def guard_libraries() -> None:
+    """Escape, from now on, what libraries log and warn of: it may quote a checkpoint or a repository."""
+    logging.setLogRecordFactory(_HarmlessRecord)
+    warnings.formatwarning = _harmless_warning
+
+
+def _harmless_warning(*of: Any, **more: Any) -> str:
+    return for_terminal(_FORMAT_WARNING(*of, **more), lines=True)
 
 
 def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
