@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -18,7 +19,16 @@ from publisher.adapter import KEY_PREFIX
 from publisher.compat.finding import UNIFORM, finding, wrong_scales
 from publisher.compat.subject import Subject
 from publisher.errors import ValidationError, counted
-from publisher.loading import Adapter, class_named, configuration, empty_model, load_adapter, quiet, stand_in
+from publisher.loading import (
+    Adapter,
+    class_named,
+    configuration,
+    empty_model,
+    for_peft,
+    load_adapter,
+    quiet,
+    stand_in,
+)
 from publisher.records import LoaderFinding
 
 _WIDTH = 200  # characters of what a library says of its refusal
@@ -48,7 +58,7 @@ def with_peft(subject: Subject, model: Any) -> Reached:
     with quiet():
         stand_in(model, _shapes(subject, model))
         try:
-            loaded, _ = load_adapter(model, Adapter(subject.folder), low_cpu_mem_usage=True)
+            loaded, _ = load_adapter(model, Adapter(subject.folder), empty=True)
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))
     parameters = dict(_parameters(loaded))
@@ -62,7 +72,8 @@ def with_transformers(subject: Subject, model: Any) -> Reached:
     """`model.load_adapter(folder)`."""
     with quiet():
         try:
-            seen = model.load_adapter(str(subject.folder))
+            with for_peft(Adapter(subject.folder), model) as (folder, _), torch.device("meta"):
+                seen = model.load_adapter(str(folder))
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))
     absent = {name.replace(".default.", ".") for name in seen.missing_keys | {key for key, *_ in seen.mismatched_keys}}
