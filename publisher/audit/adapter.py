@@ -17,7 +17,7 @@ from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
-from publisher.errors import AuditError, FetchError, shown
+from publisher.errors import FetchError, ValidationError, shown
 from publisher.manifest import TASK_TYPES, Variant
 from publisher.records import Check, Extraction
 from publisher.tensors import TensorHeader, TensorReader, file_headers, read_json
@@ -197,9 +197,21 @@ def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:
         yield f"{name} is all zero: the module changes nothing"
 
 
+def _fields(adapter: Adapter) -> Mapping[str, Any]:
+    """Return the known fields of the configuration.
+
+    Raises:
+        UncheckedError: one of them is wrong, as the check of the configuration says.
+    """
+    try:
+        return reduced(needed(adapter.config, CONFIG)).fields
+    except ValidationError as error:
+        raise UncheckedError(error.found) from error
+
+
 def targets(adapter: Adapter) -> str:
     """target_modules selects every module of the file, and names none that the file lacks, by PEFT's own rule."""
-    fields, modules = reduced(needed(adapter.config, CONFIG)).fields, adapter.pairs()
+    fields, modules = _fields(adapter), adapter.pairs()
     wanted = fields.get("target_modules")
     if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
         raise UncheckedError(f"target_modules is {shown(wanted)}: which modules that is depends on the base")
@@ -215,7 +227,7 @@ def targets(adapter: Adapter) -> str:
 
 def scale(adapter: Adapter) -> str:
     """The ranks are those of the tensors, and no module is scaled otherwise by a pattern that was forgotten."""
-    found, modules = reduced(needed(adapter.config, CONFIG)).fields, adapter.pairs()
+    found, modules = _fields(adapter), adapter.pairs()
     ranks, alphas = (found.get(field, {}) for field in ("rank_pattern", "alpha_pattern"))
     rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))
     scales: Counter[float] = Counter()

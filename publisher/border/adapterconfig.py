@@ -18,6 +18,7 @@ ALL_LINEAR: Final = "all-linear"
 _TASKS: Final = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 _NUMBER: Final = 1e12  # of a scale
 _SAID_ELSEWHERE: Final = frozenset({"base_model_name_or_path", "revision", "peft_version", "inference_mode"})
+_IDLE: Final = {"megatron_core": "megatron_config", "qalora_group_size": "use_qalora"}
 _BY_PATTERN: Final = ("rank_pattern", "alpha_pattern")
 _MATCHING: Final = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save")
 
@@ -53,7 +54,7 @@ def reduced(config: Mapping[str, Any]) -> Reduced:
     ]
     if problems:
         raise ValidationError(f"adapter_config.json: {'; '.join(problems[:4])}", next_step="correct these fields")
-    rest = sorted(name for name, value in config.items() if name not in _KNOWN and value and not _is_said(name))
+    rest = sorted(name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config))
     initialisation = config.get("init_lora_weights", True)
     if not isinstance(initialisation, bool):
         rest.append("init_lora_weights")
@@ -62,7 +63,12 @@ def reduced(config: Mapping[str, Any]) -> Reduced:
 
 
 def _is_said(name: str) -> bool:
-    return name in {"peft_type", "init_lora_weights"} or name in _SAID_ELSEWHERE
+    return name in {"peft_type", "init_lora_weights"} or name in _SAID_ELSEWHERE or name in _KNOWN
+
+
+def _is_idle(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether PEFT looks at the field only where another is set; it writes its default for it into every file."""
+    return name in _IDLE and not config.get(_IDLE[name])
 
 
 # --- the fields ---------------------------------------------------------------------------------------------
@@ -289,17 +295,17 @@ def _resolve_modules(fields: dict[str, Any], names: Sequence[str]) -> Sequence[s
     patterned = _has_patterns(fields)
     if patterned and "layer_replication" in fields:
         raise UncheckablePatternError("layer_replication with patterns: which modules they mean is not worked out")
-    if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
-        if isinstance(fields.get("exclude_modules"), str):
-            fields["exclude_modules"] = literal(matching(fields["exclude_modules"], names) or ["\0"])
-        return names
-    meant = targeted(fields, names)
-    if patterned:
-        if not meant:
-            raise ValidationError(f"target_modules {shown(wanted)} means no module of the model")
-        for name in ("exclude_modules", "layers_to_transform", "layers_pattern"):
-            fields.pop(name, None)
-        fields["target_modules"] = literal(meant)
+    everything = wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR)
+    meant = names if everything else targeted(fields, names)
+    if isinstance(fields.get("exclude_modules"), str):  # where it means none, PEFT is to say so
+        fields["exclude_modules"] = literal(matching(fields["exclude_modules"], names) or ["\0"])
+    if everything or not patterned:
+        return meant
+    if not meant:
+        raise ValidationError(f"target_modules {shown(wanted)} means no module of the model")
+    for name in ("layers_to_transform", "layers_pattern"):
+        fields.pop(name, None)
+    fields["target_modules"] = literal(meant)
     return meant
 
 
