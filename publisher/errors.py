@@ -20,7 +20,9 @@
     ├── PushError             the commit cannot be made
     ├── SigningError          the release cannot be signed, or its signature does not hold
     │   └── UncheckableSignatureError  it cannot be told here whether a signature holds
-    └── AuditError            something speaks against a published release
+    ├── AuditError            something speaks against a published release
+    └── PatternError          a pattern of an adapter is no regular expression
+        └── UncheckablePatternError  it cannot be matched here in bounded time
 
 A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
 catches these; nothing below it prints or exits.
@@ -141,6 +143,14 @@ class UncheckableSignatureError(SigningError):
 
 class AuditError(PublisherError):
     """Something speaks against a published release."""
+
+
+class PatternError(PublisherError):
+    """A pattern of an adapter is no regular expression."""
+
+
+class UncheckablePatternError(PatternError):
+    """It cannot be matched here in bounded time."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -2,16 +2,23 @@
 
 The model class is built from its configuration alone, on the meta device, so that an adapter for a model of any
 size is judged in its own size. Works on a local folder and on a Hub repository at a commit alike.
+
+Neither library sees a file of others as it is: transformers gets a checked copy of config.json, PEFT a folder with the
+reduced adapter_config.json, whose patterns have become names, and a link to the tensors. Whatever either of them raises
+is one ValidationError.
 """
 
 import contextlib
+import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import peft
 import torch
 import transformers
@@ -21,9 +28,14 @@ from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
 from publisher.adapter import KEY_PREFIX
-from publisher.artefacts import ADAPTER
-from publisher.errors import ValidationError
+from publisher.artefacts import ADAPTER, CONFIG
+from publisher.border.adapterconfig import reduced, resolved
+from publisher.border.limits import LIMITS
+from publisher.border.modelconfig import bounded_config, bounded_modules
+from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records import ModuleExtraction
+from publisher.tensors import CONFIG as MODEL_CONFIG
+from publisher.tensors import file_headers, read_config, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +49,17 @@ class Adapter:
     @property
     def weights(self) -> Path:
         """Its tensors' file."""
+        return self._file(ADAPTER)
+
+    @property
+    def config(self) -> Path:
+        """Its adapter_config.json."""
+        return self._file(CONFIG)
+
+    def _file(self, name: str) -> Path:
         if isinstance(self.place, Path):
-            return self.place / self.subfolder / ADAPTER
-        return Path(hf_hub_download(self.place, ADAPTER, subfolder=self.subfolder or None, revision=self.revision))
+            return self.place / self.subfolder / name
+        return Path(hf_hub_download(self.place, name, subfolder=self.subfolder or None, revision=self.revision))
 
 
 def loading_problems(
@@ -69,6 +89,9 @@ def load_on_config(
         config: the folder with the base's config.json.
         adapter: at any scaling.
 
+    Returns:
+        The adapted model, or None where the class lacks a module, and the problems.
+
     Raises:
         ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
             adapter altogether.
@@ -77,7 +100,7 @@ def load_on_config(
     lost = stand_in(model, shapes)
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
-    loaded, problems = load_adapter(model, adapter, low_cpu_mem_usage=True)
+    loaded, problems = load_adapter(model, adapter, empty=True)
     tensors = load_file(adapter.weights)
     parameters = dict(_adapter_parameters(loaded))
     problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
@@ -119,29 +142,134 @@ def empty_model(model_class: str, config: Any) -> Any:
             expected=f"{' or '.join(config.architectures or ()) or 'the class it was saved from'}, as config.json says",
             next_step="correct model_class in the manifest",
         )
-    with torch.device("meta"):
+    what = f"{model_class} of the base's config.json"
+    with _one_error(f"{what} cannot be built"), _no_downloads(), bounded_modules(what), torch.device("meta"):
         return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
 
 
 def configuration(folder: Path) -> Any:
-    """The model's configuration, from config.json in this folder."""
-    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """Return the model's configuration, from config.json in this folder.
+
+    Raises:
+        FetchError: there is no readable config.json.
+        ValidationError: a value in it is beyond its limit, or transformers cannot make a configuration of it.
+    """
+    file = folder / MODEL_CONFIG
+    checked = bounded_config(read_config(folder), file=file)
+    if not isinstance(checked.get("model_type"), str):
+        raise ValidationError(
+            f"{file}: model_type is {shown(checked.get('model_type'))}",
+            expected="the name of a model type, as save_pretrained writes it",
+            next_step="name the base's folder as transformers saved it",
+        )
+    with _one_error(f"transformers cannot read {file}"), tempfile.TemporaryDirectory() as scratch, _no_downloads():
+        Path(scratch, MODEL_CONFIG).write_text(json.dumps(checked), encoding="utf-8")
+        found = transformers.AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
+    found._name_or_path = str(folder)  # noqa: SLF001 - where transformers keeps it
+    return found
 
 
-def load_adapter(model: Any, adapter: Adapter, *, low_cpu_mem_usage: bool = False) -> tuple[Any, list[str]]:
-    """The model with the adapter loaded as a user loads it, and what PEFT complains about."""
-    extra = {name: value for name, value in _hub_arguments(adapter).items() if value}
-    with warnings.catch_warnings(record=True) as caught:
+@contextlib.contextmanager
+def for_peft(adapter: Adapter, model: Any) -> Iterator[tuple[Path, list[str]]]:
+    """Give a folder that holds the adapter as PEFT may see it, and what is to be said of its patterns.
+
+    Args:
+        adapter: of any origin.
+        model: that it is to be put into; its modules' names are what patterns can mean.
+
+    Yields:
+        The folder, which is removed afterwards, and a complaint for each key of a pattern that means no module.
+
+    Raises:
+        FetchError: a file is missing or cannot be read.
+        PatternError, UncheckablePatternError: a pattern is none, or cannot be matched here.
+        ValidationError: a field or the file of tensors is beyond its limit.
+    """
+    weights = adapter.weights
+    found = reduced(read_json(adapter.config))
+    _require_size(weights, found.fields)
+    fields, complaints = resolved(found, [name for name, _ in model.named_modules() if name])
+    config = {"peft_type": "LORA", "inference_mode": True} | fields
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        Path(scratch, ADAPTER).symlink_to(weights.resolve())
+        yield Path(scratch), complaints
+
+
+def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
+    """Raise ValidationError for more tensors than are loaded, or ranks that no tensor of the file is as large as."""
+    shapes = [header.shape for header in file_headers(weights).values()]
+    size = weights.stat().st_size
+    if size > LIMITS.adapter_bytes:
+        raise ValidationError(
+            f"{weights} has {size:,} bytes", expected=f"an adapter of at most {LIMITS.adapter_bytes:,} bytes"
+        )
+    rank = max([fields.get("r", 1), *fields.get("rank_pattern", {}).values()])
+    largest = max((extent for shape in shapes for extent in shape), default=0)
+    if rank > max(largest, _DEFAULT_RANK):
+        raise ValidationError(
+            f"{CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or columns",
+            expected="the ranks of the tensors",
+        )
+
+
+def load_adapter(model: Any, adapter: Adapter, *, empty: bool = False) -> tuple[Any, list[str]]:
+    """Return the model with the adapter loaded as a user loads it, and what PEFT complains about.
+
+    Args:
+        model: of the adapter's class.
+        adapter: of any origin.
+        empty: the model has no weights; parameters that the file does not reach stay on the meta device, and those
+            that it reaches keep the file's dtype.
+
+    Raises:
+        FetchError: a file is missing or cannot be read.
+        ValidationError: PEFT refuses it, or may not see it (`for_peft`).
+    """
+    settings: dict[str, Any] = {"low_cpu_mem_usage": True, "autocast_adapter_dtype": False} if empty else {}
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        _one_error(f"PEFT cannot load {adapter.place} on {type(model).__name__}", next_step=_OTHER_BASE),
+        for_peft(adapter, model) as (folder, complaints),
+        _no_downloads(),
+    ):
         warnings.simplefilter("always")
-        try:
-            loaded = peft.PeftModel.from_pretrained(model, adapter.place, low_cpu_mem_usage=low_cpu_mem_usage, **extra)
-        except (ValueError, RuntimeError, KeyError) as error:
-            raise ValidationError(
-                f"PEFT cannot load {adapter.place} on {type(model).__name__}: {_one_line(error)}",
-                expected="an adapter for this model class",
-                next_step="correct model_class in the manifest to the class whose tensor names the checkpoint has",
-            ) from error
-    return loaded, [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+        loaded = peft.PeftModel.from_pretrained(model, folder, **settings)
+    return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+
+
+_DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
+_OTHER_BASE = (
+    "name the base, and its revision, that the adapter was made for; or correct model_class in the manifest to the "
+    "class whose tensor names the checkpoint has"
+)
+
+
+@contextlib.contextmanager
+def _one_error(what: str, *, next_step: str = "") -> Iterator[None]:
+    """Turn whatever a library raises over files of any origin into one ValidationError with its cause."""
+    try:
+        yield
+    except PublisherError:
+        raise
+    except Exception as error:
+        told = _one_line(error)
+        raise ValidationError(
+            f"{what}: {type(error).__name__}{f': {told}' if told else ''}",
+            expected="files that the installed libraries take",
+            next_step=next_step,
+        ) from error
+
+
+@contextlib.contextmanager
+def _no_downloads() -> Iterator[None]:
+    """Keep the libraries off the network: what a configuration names is never fetched behind the reader's back."""
+    before = huggingface_hub.constants.HF_HUB_OFFLINE
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE = before
 
 
 def merged_by_peft(weight: torch.Tensor, *, b: torch.Tensor, a: torch.Tensor, safe: bool) -> torch.Tensor:
@@ -174,10 +302,6 @@ def quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(level)
         if bar:
             transformers.logging.enable_progress_bar()
-
-
-def _hub_arguments(adapter: Adapter) -> dict[str, str | None]:
-    return {"subfolder": adapter.subfolder, "revision": adapter.revision}
 
 
 def stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:

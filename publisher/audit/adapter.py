@@ -3,29 +3,30 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
-from peft.tuners.tuners_utils import check_target_module_exists
-from peft.utils.other import get_pattern_key
 
 from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.errors import AuditError, FetchError, shown
+from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
+from publisher.border.limits import LIMITS
+from publisher.border.patterns import Keys
+from publisher.errors import FetchError, ValidationError, shown
 from publisher.manifest import TASK_TYPES, Variant
 from publisher.records import Check, Extraction
 from publisher.tensors import TensorHeader, TensorReader, file_headers, read_json
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 _FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")
-_MATCHING = ("target_modules", "target_parameters", "exclude_modules", "modules_to_save", "layers_to_transform")
-_ALL_LINEAR = "all-linear"
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # what PEFT computes in
+_MATRIX = 2  # dimensions
+_BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Adapter:
             if match := _KEY.fullmatch(key):
                 found.setdefault(match[1], {})[match[2]] = header
         whole = {name: (halves["A"], halves["B"]) for name, halves in found.items() if len(halves) == len("AB")}
-        pairs = {name: pair for name, pair in whole.items() if all(len(half.shape) > 1 for half in pair)}
+        pairs = {name: pair for name, pair in whole.items() if all(len(half.shape) == _MATRIX for half in pair)}
         return needed(pairs or None, f"pair of lora_A and lora_B in {ADAPTER}")
 
 
@@ -103,30 +104,24 @@ def config(adapter: Adapter) -> str:
         "peft_type": (found.get("peft_type") == "LORA", "'LORA'"),
         "task_type": (found.get("task_type") in TASK_TYPES, f"a string, one of {', '.join(TASK_TYPES)}"),
         "base_model_name_or_path": (_is_text(found.get("base_model_name_or_path")), "the base's repository id"),
-        "r": (_is_positive(found.get("r")), "a whole number above zero"),
-        "lora_alpha": (_is_number(found.get("lora_alpha")), "a number"),
+        "r": (is_rank(found.get("r")), f"a whole number above zero, at most {LIMITS.rank:,}"),
+        "lora_alpha": (is_number(found.get("lora_alpha")), "a number"),
         "rank_pattern": (_is_pattern(found.get("rank_pattern")), "numbers by module"),
         "alpha_pattern": (_is_pattern(found.get("alpha_pattern")), "numbers by module"),
     }
     require_none([f"{f} is {shown(found.get(f))}; expected {what}" for f, (holds, what) in wanted.items() if not holds])
+    left_out = reduced(found).left_out
     base, revision = found["base_model_name_or_path"], found.get("revision")
-    return f"LoRA, {found['task_type']}, base {base}" + (f" at {revision}" if revision else ", no base revision pinned")
+    told = f"LoRA, {found['task_type']}, base {base}" + (f" at {revision}" if revision else ", no base revision pinned")
+    return told + (f"; kept from PEFT here: {', '.join(left_out)}" if left_out else "")
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _is_pattern(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and all(_is_number(number) for number in value.values()))
+    return value is None or (isinstance(value, dict) and all(map(is_number, value.values())))
 
 
 def keys(adapter: Adapter) -> str:
@@ -159,56 +154,88 @@ def _is_further(key: str, found: Mapping[str, Any]) -> bool:
 
 
 def tensors(adapter: Adapter) -> str:
-    """A and B of each module fit together, and hold finite numbers that are not all zero."""
+    """A and B of each module are matrices that fit together, and hold finite numbers that are not all zero."""
+    headers = needed(adapter.headers, ADAPTER)
+    factors = {key: header for key, header in headers.items() if _KEY.fullmatch(key)}
+    require_none([complaint for key, header in factors.items() for complaint in _header_complaints(key, header)])
     pairs, problems = adapter.pairs(), []
-    with TensorReader(needed(adapter.headers, ADAPTER)) as reader:
-        for name, (a, b) in pairs.items():
-            if a.shape[0] != b.shape[1]:
-                problems.append(f"{name}: A has {a.shape[0]} rows and B {b.shape[1]} columns")
-            for half in "AB":
-                problems += _complaints(f"{name}.lora_{half}", reader.read(f"{KEY_PREFIX}{name}.lora_{half}.weight"))
+    for name, (a, b) in pairs.items():
+        if a.shape[0] != b.shape[1]:
+            problems.append(f"{name}: A has {a.shape[0]} rows and B {b.shape[1]} columns")
+        if a.dtype != b.dtype:
+            problems.append(f"{name}: A is in {a.dtype} and B in {b.dtype}")
+    size = sum(header.stop - header.start for header in factors.values())
+    if size > LIMITS.adapter_bytes:
+        problems.append(f"{ADAPTER} holds {size:,} bytes of factors; at most {LIMITS.adapter_bytes:,} are read")
     require_none(problems)
-    dtypes = sorted({half.dtype for pair in pairs.values() for half in pair})
-    return f"{2 * len(pairs)} tensors in {', '.join(dtypes)}, finite, none all zero"
+    with TensorReader(headers) as reader:
+        for key in factors:
+            problems += _complaints(key.removeprefix(KEY_PREFIX).removesuffix(".weight"), reader.blocks(key, _BLOCK))
+    require_none(problems)
+    dtypes = sorted({header.dtype for header in factors.values()})
+    return f"{len(factors)} tensors in {', '.join(dtypes)}, finite, none all zero"
 
 
-def _complaints(name: str, tensor: torch.Tensor) -> Iterator[str]:
-    if not bool(torch.isfinite(tensor.float()).all()):
-        yield f"{name} holds NaN or infinity"
-    elif not bool(tensor.float().any()):
+def _header_complaints(key: str, header: TensorHeader) -> Iterator[str]:
+    if len(header.shape) != _MATRIX:
+        yield f"{key} has {len(header.shape)} dimensions; a factor is a matrix"
+    elif 0 in header.shape:
+        yield f"{key} is empty: its shape is {list(header.shape)}"
+    if header.dtype not in _FLOATS:
+        yield f"{key} is in {header.dtype}; a factor is in one of {', '.join(sorted(_FLOATS))}"
+
+
+def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:
+    """A block at a time, so that memory is that of a block whatever the file says it holds."""
+    something = False
+    for block in blocks:
+        if not bool(torch.isfinite(block).all()):
+            yield f"{name} holds NaN or infinity"
+            return
+        something = something or bool(block.any())
+    if not something:
         yield f"{name} is all zero: the module changes nothing"
+
+
+def _fields(adapter: Adapter) -> Mapping[str, Any]:
+    """Return the known fields of the configuration.
+
+    Raises:
+        UncheckedError: one of them is wrong, as the check of the configuration says.
+    """
+    try:
+        return reduced(needed(adapter.config, CONFIG)).fields
+    except ValidationError as error:
+        raise UncheckedError(error.found) from error
 
 
 def targets(adapter: Adapter) -> str:
     """target_modules selects every module of the file, and names none that the file lacks, by PEFT's own rule."""
-    found, modules = needed(adapter.config, CONFIG), adapter.pairs()
-    wanted = found.get("target_modules")
-    if wanted is None or (isinstance(wanted, str) and wanted.lower() == _ALL_LINEAR):
+    fields, modules = _fields(adapter), adapter.pairs()
+    wanted = fields.get("target_modules")
+    if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
         raise UncheckedError(f"target_modules is {shown(wanted)}: which modules that is depends on the base")
-    rule = SimpleNamespace(**{field: found.get(field) for field in (*_MATCHING, "layers_pattern")})
-    try:
-        missed = [name for name in modules if not check_target_module_exists(rule, name)]
-    except (TypeError, AttributeError, IndexError, re.error) as error:
-        raise AuditError(f"PEFT cannot match target_modules {shown(wanted)}: {error}") from error
+    selected = set(targeted(fields, list(modules)))
     entries = wanted if isinstance(wanted, list) else []
-    idle = [entry for entry in entries if not any(n == entry or n.endswith(f".{entry}") for n in modules)]
+    ends = {name[at:] for name in modules for at in (0, *(place + 1 for place, sign in enumerate(name) if sign == "."))}
     require_none(
-        [f"{name} is in the file and target_modules does not select it" for name in missed]
-        + [f"{entry} is in target_modules and no module of the file is meant" for entry in idle]
+        [f"{name} is in the file and target_modules does not select it" for name in modules if name not in selected]
+        + [f"{entry} is in target_modules and no module of the file is meant" for entry in entries if entry not in ends]
     )
     return f"{len(modules)} modules, each selected by target_modules, which names no other"
 
 
 def scale(adapter: Adapter) -> str:
     """The ranks are those of the tensors, and no module is scaled otherwise by a pattern that was forgotten."""
-    found, modules = needed(adapter.config, CONFIG), adapter.pairs()
-    ranks, alphas = ({**(found.get(field) or {})} for field in ("rank_pattern", "alpha_pattern"))
+    found, modules = _fields(adapter), adapter.pairs()
+    ranks, alphas = (found.get(field, {}) for field in ("rank_pattern", "alpha_pattern"))
+    rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))
     scales: Counter[float] = Counter()
     problems = []
     for name, (_, b) in modules.items():
-        rank = ranks.get(get_pattern_key(ranks, name), found.get("r"))
-        alpha = alphas.get(get_pattern_key(alphas, name), found.get("lora_alpha"))
-        if rank is None or alpha is None or not _is_positive(rank) or not _is_number(alpha):
+        rank = ranks.get(rank_keys.key_for(name), found.get("r"))
+        alpha = alphas.get(alpha_keys.key_for(name), found.get("lora_alpha"))
+        if rank is None or alpha is None:
             raise UncheckedError(f"{CONFIG} gives no rank and alpha for {name}")
         if rank != b.shape[1]:
             problems.append(f"{name}: the config gives rank {rank}, the tensors have {b.shape[1]}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from publisher.border.escape import for_terminal
-from publisher.errors import AuditError, HubError, PublisherError, listed
+from publisher.errors import AuditError, HubError, PublisherError, UncheckablePatternError, listed
 from publisher.records import Check
 
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str =
     status: Literal["passed", "failed", "not checked"] = "passed"
     try:
         detail = claim()
-    except (UncheckedError, HubError) as error:
+    except (UncheckedError, UncheckablePatternError, HubError) as error:
         status, detail = "not checked", error.found
     except PublisherError as error:
         expected = f"; expected {error.expected}" if error.expected and "\n" not in error.found else ""

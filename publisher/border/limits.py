@@ -48,6 +48,14 @@ class Limits:
     xet_bytes: int = 128 * 2**20  # of one xorb or shard that is sent to the local Hub: hf_xet keeps to 64 MiB
     upload_parts: int = 10_000  # of one large file that is sent to the local Hub
     card_yaml_bytes: int = 128 * 2**10  # of a card's metadata that the local Hub parses
+    pattern_bytes: int = 2**20  # of memory that one compiled pattern may take
+    pattern_steps: int = 20_000_000_000  # size of the patterns x characters of the names; some seconds at the most
+    matches: int = 100_000_000  # names of target_modules x modules of the class
+    key_matches: int = 1_000_000  # plain keys of rank_pattern x modules that PEFT itself compares
+    experts: int = 100_000  # of one layer
+    counts: int = 2**20  # any other number of things in a config.json: heads, labels, codebooks
+    integer: int = 2**40  # any other integer in a config.json, such as a size, an id or a position
+    adapter_bytes: int = 8 * 2**30  # of one adapter's tensors that an audit reads and PEFT loads
 
 
 LIMITS: Final = Limits()

@@ -696,7 +696,7 @@ FOREIGN: list[tuple[Callable[[Path], None], list[str], str]] = [
     (wrong_rank, ["scale /", "loading /"], "the config gives rank 8, the tensors have 4"),
     (no_task_type, ["config /"], "task_type is nothing"),
     (nameless_base, ["config /"], "base_model_name_or_path is ''"),
-    (impossible_pattern, ["targets /", "loading /"], "PEFT cannot match target_modules '('"),
+    (impossible_pattern, ["targets /", "loading /"], "'(' is no regular expression"),
     (other_base_in_the_card, ["card"], "base_model is 'o/other'; the adapters' is base"),
     (header_that_is_no_yaml, ["card"], "README.md has no header that can be read"),
 ]
