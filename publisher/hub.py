@@ -270,22 +270,15 @@ def _listening(heard: Callable[[int], None] | None, room: _Room) -> type:
             return self
 
         def __exit__(self, *_: object) -> None:
-            self.close()
+            """Nothing was begun."""
 
         def update(self, octets: float | None = 1) -> None:
             counted(int(octets or 0))
 
-        def update_transfer(self, octets: float | None = 1) -> None:
-            """Xet tells of bytes that came in and of bytes written, which are the same ones: the latter count."""
+        def nothing(self, *_: object, **__: object) -> None:
+            """Nothing is drawn; of what Xet tells twice, bytes that came in and bytes written, the latter count."""
 
-        def set_postfix_str(self, *_: object, **__: object) -> None:
-            """Nothing is drawn."""
-
-        def set_transfer_postfix_str(self, *_: object, **__: object) -> None:
-            """Nothing is drawn."""
-
-        def close(self) -> None:
-            """Nothing is drawn."""
+        update_transfer = set_postfix_str = set_transfer_postfix_str = close = nothing
 
     return Listening
 
@@ -532,7 +525,10 @@ def _explained(repo: str, revision: str, *, filename: str = "", at: Destination 
         yield
     except PublisherError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        error = _inner(raised)
+        if isinstance(error, PublisherError):
+            raise error from raised
         explanation = (
             _absence(error, repo, revision=revision, filename=filename, at=at)
             or _failure(error, repo, at=at)
@@ -542,6 +538,12 @@ def _explained(repo: str, revision: str, *, filename: str = "", at: Destination 
             raise
         # what a client refuses to send, it quotes: the token would stand in the traceback
         raise explanation from (None if type(error).__name__ == _UNSENDABLE else error)
+
+
+def _inner(error: Exception) -> Exception:
+    """What went wrong with an upload, which the client wraps in an error of no kind."""
+    wrapped = type(error) is RuntimeError and isinstance(error.__cause__, Exception)
+    return error.__cause__ if wrapped and isinstance(error.__cause__, Exception) else error
 
 
 def _absence(error: Exception, repo: str, *, revision: str, filename: str, at: Destination) -> HubError | None:
