@@ -533,6 +533,7 @@ def _explained(repo: str, revision: str, *, filename: str = "", at: Destination 
             _absence(error, repo, revision=revision, filename=filename, at=at)
             or _failure(error, repo, at=at)
             or _unread(error, at)
+            or _unread(raised, at)
         )
         if explanation is None:
             raise
