@@ -34,14 +34,14 @@ _TAG: Final = re.compile(r'(?:W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
 _NUMBER: Final = re.compile(r"[0-9]{1,14}")
 _RANGE: Final = re.compile(r"bytes=([0-9]{1,15})-([0-9]{1,15})")
 _PINNED: Final = re.compile(r"/resolve/([0-9a-f]{40})/")
-_HEADERS: Final = {
+_NAMING: Final = {  # what huggingface_hub takes from the answer to a HEAD, and makes names in its cache of
     "x-repo-commit": (_COMMIT, "a commit id of 40 hex digits"),
     "etag": (_TAG, "a plain tag, which names a file in the cache"),
     "x-linked-etag": (_TAG, "a plain tag, which names a file in the cache"),
     "x-xet-hash": (_HEX, "64 hex digits"),
     "x-linked-size": (_NUMBER, "a number of bytes"),
-    "content-length": (_NUMBER, "a number of bytes"),
 }
+_ALWAYS: Final = {"content-length": (_NUMBER, "a number of bytes")}
 _ISSUER: Final = "ACTIONS_ID_TOKEN_REQUEST_URL"
 _NO_PROXY: Final = ("NO_PROXY", "no_proxy")
 _HERE: Final = ("127.0.0.1", "localhost")
@@ -186,7 +186,8 @@ def _purpose(request: httpx.Request) -> str:
 
 
 def _require_headers(response: httpx.Response) -> None:
-    for name, (pattern, expected) in _HEADERS.items():
+    checked = _ALWAYS | (_NAMING if response.request.method == "HEAD" else {})
+    for name, (pattern, expected) in checked.items():
         value = response.headers.get(name)
         if value is not None and not pattern.fullmatch(value):
             raise _refused(response.request, f"sent the header {name}: {_shown(value)}", expected)

@@ -388,6 +388,11 @@ def test_a_header_that_would_name_a_file_elsewhere_is_refused(
     assert written(tmp_path) == []
 
 
+def test_a_tag_that_names_no_file_may_be_any(server: Server) -> None:
+    server.list(entry(), ETag='W/"3fa-a+b/c="')
+    assert len(hub.list_files(REPO, COMMIT, at=server.at)) == 1
+
+
 @pytest.mark.parametrize("commit", ["../../../../evil", "/evil"])
 def test_what_is_absent_is_noted_inside_the_cache_alone(server: Server, tmp_path: Path, commit: str) -> None:
     server.answers[FILE] = Said(b"", {"X-Repo-Commit": commit, "X-Error-Code": "EntryNotFound"}, status=404)
