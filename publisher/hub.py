@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: the only module that imports huggingface_hub's client.
+"""The Hugging Face Hub: the only module that calls huggingface_hub's client; `hubdoor` guards its connections.
 
 Each function asks one thing and answers with plain values, or raises one `HubError` that says what to do. The
 endpoint and the token are huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN, `hf auth login`, trusted
@@ -6,11 +6,14 @@ publishing), unless a `Destination` names others; neither a token nor a header e
 """
 
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,14 +44,20 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
     http_stream_backoff,
 )
 
+from publisher import hubdoor
+from publisher.border.escape import for_terminal
+from publisher.border.limits import LIMITS
+from publisher.border.paths import repository_path
 from publisher.errors import (
     HubError,
     MissingFileError,
     MissingRepositoryError,
     MissingRevisionError,
+    PublisherError,
     StaleParentError,
     UnclearAnswerError,
 )
+from publisher.files import no_room
 
 _PARTIAL = 206
 _UNAUTHORIZED, _FORBIDDEN, _CONFLICT, _STALE = 401, 403, 409, 412
@@ -61,6 +70,12 @@ _UNSENDABLE = "LocalProtocolError"  # of httpx, under either name
 _TRANSPORT = frozenset({"httpx", "httpcore", "httpx2", "httpcore2"})  # the client's, under either name
 _LARGE = 1_000_000  # bytes from which a file is sent ahead of the commit
 _PATIENCE = 5  # how often in a row a range may break without a byte of it having come
+_AT_ONCE = 8  # files that are downloaded at the same time
+_SAID = 300  # characters of what a server said that a message repeats
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError)  # RuntimeError: hf_xet
+_COMMIT_ID = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PULL_REQUEST = re.compile(r"refs/pr/([0-9]{1,9})")
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a broken range is asked for again
 
 
@@ -95,6 +110,14 @@ class Destination:
 
 
 THE_HUB = Destination()
+hubdoor.install()
+
+
+@contextmanager
+def embedded(endpoint: str, token: str) -> Iterator[Destination]:
+    """Give the local Hub that this process runs as a destination, which is reached offline and past any proxy."""
+    with hubdoor.embedded(endpoint):
+        yield Destination(endpoint, token, rehearsal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +159,7 @@ def resolve_revision(repo: str, revision: str, *, at: Destination = THE_HUB) -> 
         sha = at.api.model_info(repo, revision=revision).sha
     if sha is None:
         raise HubError(f"{repo} has no commit yet", next_step="name a repository that holds a checkpoint")
-    return sha
+    return _commit_id(sha, at)
 
 
 def license_of(repo: str, revision: str) -> str | None:
@@ -150,14 +173,13 @@ def license_of(repo: str, revision: str) -> str | None:
 def list_files(repo: str, revision: str, *, at: Destination = THE_HUB) -> tuple[RemoteFile, ...]:
     """Every file of the repository at this revision, sorted by path."""
     with _explained(repo, revision, at=at):
-        entries = list(at.api.list_repo_tree(repo, recursive=True, revision=revision))
-    files = (entry for entry in entries if isinstance(entry, RepoFile))
-    return tuple(
-        sorted(
-            (RemoteFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in files),
-            key=lambda file: file.path,
-        )
-    )
+        listing = at.api.list_repo_tree(repo, recursive=True, revision=revision)
+        entries = list(islice(listing, LIMITS.repository_files + 1))
+    if len(entries) > LIMITS.repository_files:
+        found = f"lists more than {LIMITS.repository_files:,} files"
+        raise _foreign(at, found, expected=f"at most {LIMITS.repository_files:,} files")
+    files = (_remote_file(entry, at) for entry in entries if isinstance(entry, RepoFile))
+    return tuple(sorted(files, key=lambda file: file.path))
 
 
 def is_cached(repo: str, revision: str, *, filename: str) -> bool:
@@ -180,55 +202,120 @@ def download(
         HubError: it could not be had.
     """
     with _explained(repo, revision, filename=filename, at=at):
-        if not is_cached(repo, revision, filename=filename):
-            _knock(repo, revision, filename=filename, at=at)
-        bar: Any = _listening(heard) if heard else None
-        return Path(at.api.hf_hub_download(repo, filename, revision=revision, tqdm_class=bar))
+        return _fetched(repo, revision, filename=filename, at=at, heard=heard)
 
 
-def _listening(heard: Callable[[int], None]) -> type:
+def _fetched(
+    repo: str,
+    revision: str,
+    *,
+    filename: str,
+    at: Destination,
+    heard: Callable[[int], None] | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """One file, in the cache; nothing is written before its name and its size are known to be sound."""
+    _plain(filename, at)
+    size = None
+    if not isinstance(try_to_load_from_cache(repo, filename, revision=revision, cache_dir=cache), str):
+        size = _knock(repo, revision, filename=filename, at=at)
+    bar: Any = _listening(heard, _Room(filename, size, at=at))
+    return Path(at.api.hf_hub_download(repo, filename, revision=revision, cache_dir=cache, tqdm_class=bar))
+
+
+@dataclass
+class _Room:
+    """How much of a file may still come; `size` is what the server has stated, if it has."""
+
+    filename: str
+    size: int | None
+    at: Destination
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        free = _free_room()
+        if (self.size or 0) > free:
+            raise no_room(
+                Path(constants.HF_HUB_CACHE), name=self.filename, size=self.size or 0, reason="too little is free"
+            )
+
+    def take(self, octets: int) -> None:
+        """Count what has come; refuse what was not announced."""
+        self.taken += octets
+        most = LIMITS.unsized_bytes if self.size is None else self.size
+        if self.taken > most:
+            found = f"sends more of {for_terminal(self.filename)} than the {most:,} bytes that it has stated"
+            raise _foreign(self.at, found, expected="the file as it was announced")
+
+
+def _free_room() -> int:
+    """The bytes that are free where huggingface_hub keeps its cache."""
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    return shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+
+
+def _listening(heard: Callable[[int], None] | None, room: _Room) -> type:
     """What the client takes for the class of a progress bar; it draws nothing, and passes on what has come."""
+
+    def counted(octets: int) -> None:
+        room.take(octets)
+        if heard:
+            heard(octets)
 
     class Listening:
         def __init__(self, *_: object, initial: int = 0, **__: object) -> None:
-            heard(initial)
+            counted(initial)
 
         def __enter__(self) -> Self:
             return self
 
         def __exit__(self, *_: object) -> None:
-            self.close()
+            """Nothing was begun."""
 
         def update(self, octets: float | None = 1) -> None:
-            heard(int(octets or 0))
+            counted(int(octets or 0))
 
-        def update_transfer(self, octets: float | None = 1) -> None:
-            """Xet tells of bytes that came in and of bytes written, which are the same ones: the latter count."""
+        def nothing(self, *_: object, **__: object) -> None:
+            """Nothing is drawn; of what Xet tells twice, bytes that came in and bytes written, the latter count."""
 
-        def set_postfix_str(self, *_: object, **__: object) -> None:
-            """Nothing is drawn."""
-
-        def close(self) -> None:
-            """Nothing is drawn."""
+        update_transfer = set_postfix_str = set_transfer_postfix_str = close = nothing
 
     return Listening
 
 
-def _knock(repo: str, revision: str, *, filename: str, at: Destination) -> None:
+def _knock(repo: str, revision: str, *, filename: str, at: Destination) -> int | None:
     """One request without retries, so that a closed door is told at once: the client would try for 20 seconds.
 
-    A Hub that answers, be it with a refusal, is left to the client.
+    A Hub that answers, be it with a refusal, is left to the client. Gives the file's size, if the Hub states it.
     """
+    url = hf_hub_url(repo, filename, revision=revision, endpoint=at.endpoint)
     with suppress(HfHubHTTPError):
-        at.api.get_hf_file_metadata(url=hf_hub_url(repo, filename, revision=revision, endpoint=at.endpoint))
+        return at.api.get_hf_file_metadata(url=url).size
+    return None
 
 
 def download_all(
     repo: str, revision: str, *, filenames: Sequence[str], cache: Path | None = None, at: Destination = THE_HUB
 ) -> Path:
     """Several files at a full commit id, in parallel; the folder that holds them in huggingface_hub's cache."""
-    with _explained(repo, revision, at=at):
-        return Path(at.api.snapshot_download(repo, revision=revision, allow_patterns=list(filenames), cache_dir=cache))
+
+    def fetched(filename: str) -> Path | None:
+        try:
+            return _fetched(repo, revision, filename=filename, at=at, cache=cache)
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            return None  # what is missing is seen by whoever looks into the folder
+
+    with _explained(repo, revision, at=at), ThreadPoolExecutor(_AT_ONCE) as threads:
+        files = dict(zip(filenames, threads.map(fetched, filenames), strict=True))
+    for name, file in files.items():
+        if file is not None:
+            return file.parents[name.count("/")]
+    raise MissingFileError(
+        f"{repo}@{revision[:8]} has none of the files {', '.join(sorted(filenames)[:3])}",
+        next_step="correct the manifest",
+    )
 
 
 def download_from_dataset(repo: str, revision: str, *, filename: str) -> Path:
@@ -238,6 +325,7 @@ def download_from_dataset(repo: str, revision: str, *, filename: str) -> Path:
         MissingFileError: it has no such file.
         HubError: it could not be had.
     """
+    _plain(filename, THE_HUB)
     with _explained(repo, revision, filename=filename):
         return Path(THE_HUB.api.hf_hub_download(repo, filename, revision=revision, repo_type="dataset"))
 
@@ -246,7 +334,7 @@ def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str
     """(dtype, shape) of every tensor of a remote safetensors file, read by range requests, not by download."""
     with _explained(repo, revision, filename=filename):
         metadata = HfApi().parse_safetensors_file_metadata(repo, filename, revision=revision)
-    return {name: (info.dtype, tuple(info.shape)) for name, info in metadata.tensors.items()}
+        return {name: (str(info.dtype), tuple(map(int, info.shape))) for name, info in metadata.tensors.items()}
 
 
 def stream(
@@ -323,9 +411,9 @@ def account(at: Destination = THE_HUB) -> Account | None:
         if at.token is None and get_token() is None:
             raise HubError("there is no Hub token on this machine", next_step="hf auth login, or set HF_TOKEN")
         answer = at.api.whoami()
-    role = answer.get("auth", {}).get("accessToken", {}).get("role")
-    owners = (answer["name"], *(organisation["name"] for organisation in answer.get("orgs", ())))
-    return Account(owners, read_only=role == "read")
+        role = answer.get("auth", {}).get("accessToken", {}).get("role")
+        names = (answer["name"], *(organisation["name"] for organisation in answer.get("orgs", ())))
+    return Account(tuple(_word(name, at) for name in names), read_only=role == "read")
 
 
 def require_write(repo: str, *, at: Destination = THE_HUB) -> None:
@@ -385,19 +473,20 @@ def commit(
         made = at.api.create_commit(
             repo, operations, commit_message=message, parent_commit=parent, create_pr=pull_request
         )
-    return NewCommit(made.oid, made.pr_url or made.commit_url)
+    return _new_commit(made.oid, made.pr_url or made.commit_url, at=at)
 
 
 def tags(repo: str, *, at: Destination = THE_HUB) -> dict[str, str]:
     """Each tag and the commit it points to."""
     with _explained(repo, "", at=at):
-        return {ref.name: ref.target_commit for ref in at.api.list_repo_refs(repo).tags}
+        found = at.api.list_repo_refs(repo).tags
+    return {_word(ref.name, at): _commit_id(ref.target_commit, at) for ref in found}
 
 
 def commits_since(repo: str, commit: str, *, branch: str, at: Destination = THE_HUB) -> tuple[str, ...]:
     """The commits that the branch has gained since `commit`, oldest first."""
     with _explained(repo, branch, at=at):
-        newest_first = [entry.commit_id for entry in at.api.list_repo_commits(repo, revision=branch)]
+        newest_first = [_commit_id(entry.commit_id, at) for entry in at.api.list_repo_commits(repo, revision=branch)]
     return tuple(takewhile(lambda found: found != commit, newest_first))[::-1]
 
 
@@ -405,7 +494,7 @@ def pull_requests(repo: str, *, at: Destination = THE_HUB) -> dict[int, str]:
     """Each pull request's number, closed ones included, and the commit it is at; the newest comes first."""
     with _explained(repo, "", at=at):
         refs = at.api.list_repo_refs(repo, include_pull_requests=True)
-    commits = {int(ref.ref.rpartition("/")[2]): ref.target_commit for ref in refs.pull_requests or ()}
+    commits = {_number(ref.ref, at): _commit_id(ref.target_commit, at) for ref in refs.pull_requests or ()}
     return dict(sorted(commits.items(), reverse=True))
 
 
@@ -431,16 +520,31 @@ def create_tag(repo: str, tag: str, *, revision: str, at: Destination = THE_HUB)
 @contextmanager
 def _explained(repo: str, revision: str, *, filename: str = "", at: Destination = THE_HUB) -> Iterator[None]:
     """Turn the client's exceptions into one sentence with what to do."""
+    hubdoor.ask(at.address)
     try:
         yield
-    except HubError:
+    except PublisherError:
         raise
-    except Exception as error:
-        explanation = _absence(error, repo, revision=revision, filename=filename, at=at) or _failure(error, repo, at=at)
+    except Exception as raised:
+        error = _inner(raised)
+        if isinstance(error, PublisherError):
+            raise error from raised
+        explanation = (
+            _absence(error, repo, revision=revision, filename=filename, at=at)
+            or _failure(error, repo, at=at)
+            or _unread(error, at)
+            or _unread(raised, at)
+        )
         if explanation is None:
             raise
         # what a client refuses to send, it quotes: the token would stand in the traceback
         raise explanation from (None if type(error).__name__ == _UNSENDABLE else error)
+
+
+def _inner(error: Exception) -> Exception:
+    """What went wrong with an upload, which the client wraps in an error of no kind."""
+    wrapped = type(error) is RuntimeError and isinstance(error.__cause__, Exception)
+    return error.__cause__ if wrapped and isinstance(error.__cause__, Exception) else error
 
 
 def _absence(error: Exception, repo: str, *, revision: str, filename: str, at: Destination) -> HubError | None:
@@ -478,11 +582,22 @@ def _failure(error: Exception, repo: str, *, at: Destination) -> HubError | None
             next_step="hf auth login, or set HF_TOKEN anew",
         )
     if isinstance(error, ValueError) and str(error).startswith("Invalid metadata in README.md"):
-        complaints = " ".join(str(error).split("\n")[1:])
+        complaints = for_terminal(" ".join(str(error).split("\n")[1:]))[:_SAID]
         return HubError(f"{at.label} does not accept the metadata of README.md: {complaints}", next_step=_CARD)
     if _on_the_way(error) or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         return _unreachable(error, at)
     return None
+
+
+def _unread(error: Exception, at: Destination) -> HubError | None:
+    """An answer that is not what the client expects: of another shape, too deep, or not of the stated length."""
+    if not isinstance(error, _UNREADABLE) and not (isinstance(error, OSError) and error.errno is None):
+        return None
+    return UnclearAnswerError(
+        f"{at.label} gave an answer that the client cannot read ({type(error).__name__}: {_reason(error)})",
+        expected="what the Hub answers",
+        next_step="check HF_ENDPOINT and the connection, then run the same command again",
+    )
 
 
 def _on_the_way(error: Exception) -> bool:
@@ -525,10 +640,76 @@ def _unreachable(error: BaseException, at: Destination) -> UnclearAnswerError:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the Hub said, else of the exception."""
+    """The first line of what the Hub said, else of the exception, as a message may repeat it."""
     said = error.server_message if isinstance(error, HfHubHTTPError) else None
-    return said.splitlines()[0] if said else _first_line(error)
+    return for_terminal(said.splitlines()[0])[:_SAID] if said else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return for_terminal(line)[:_SAID]
+
+
+# --- what an answer says ------------------------------------------------------------------------------------
+
+
+def _remote_file(entry: RepoFile, at: Destination) -> RemoteFile:
+    """One entry of a listing, whose every field is of the server's making."""
+    size, digest = entry.size, entry.lfs.sha256 if entry.lfs else None
+    if type(size) is not int or not 0 <= size <= LIMITS.file_bytes:
+        raise _foreign(at, f"lists a file of {_shown(size)} bytes", expected=f"0 to {LIMITS.file_bytes:,}")
+    if digest is not None and not _is(digest, _DIGEST):
+        raise _foreign(at, f"lists a file with the SHA-256 {_shown(digest)}", expected="64 hex digits")
+    if not _is(entry.blob_id, _COMMIT_ID) and not _is(entry.blob_id, _DIGEST):
+        raise _foreign(at, f"lists a file with the git id {_shown(entry.blob_id)}", expected="40 or 64 hex digits")
+    return RemoteFile(_plain(entry.path, at), size, entry.blob_id, digest)
+
+
+def _plain(path: object, at: Destination) -> str:
+    """A name of a file that stays inside its repository, and inside the cache."""
+    try:
+        if not isinstance(path, str):
+            raise ValueError("it is no text")  # noqa: TRY004, TRY301 - one fault among those of a path
+        return repository_path(path)
+    except ValueError as error:
+        raise _foreign(at, f"names the file {_shown(path)}: {error}", expected="a plain relative path") from None
+
+
+def _commit_id(value: object, at: Destination) -> str:
+    if not isinstance(value, str) or not _COMMIT_ID.fullmatch(value):
+        raise _foreign(at, f"names the commit {_shown(value)}", expected="40 hex digits")
+    return value
+
+
+def _new_commit(made: object, url: object, *, at: Destination) -> NewCommit:
+    try:
+        return NewCommit(_commit_id(made, at), _word(url, at))
+    except HubError as error:  # it may have landed all the same
+        raise UnclearAnswerError(error.found, expected=error.expected, next_step=error.next_step) from None
+
+
+def _word(value: object, at: Destination) -> str:
+    """A name or an address, which is shown to people as it is."""
+    if not isinstance(value, str) or len(value) > LIMITS.path_characters or for_terminal(value) != value:
+        raise _foreign(at, f"answers with {_shown(value)}", expected="one line of printable text")
+    return value
+
+
+def _number(ref: object, at: Destination) -> int:
+    found = _PULL_REQUEST.fullmatch(ref) if isinstance(ref, str) else None
+    if found is None:
+        raise _foreign(at, f"lists the pull request {_shown(ref)}", expected="refs/pr/ and a number")
+    return int(found[1])
+
+
+def _is(value: object, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
+
+
+def _shown(value: object) -> str:
+    text = value[:_SAID] if isinstance(value, str) else repr(value)[:_SAID]
+    return for_terminal(text) or "''"
+
+
+def _foreign(at: Destination, found: str, *, expected: str) -> HubError:
+    return HubError(f"{at.label} {found}", expected=expected, next_step="check HF_ENDPOINT, and the repository there")

@@ -20,7 +20,7 @@ from publisher.artefacts import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANI
 from publisher.commitplan import dry_plan, staged_files
 from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.files import digest_of, room_in, sha256_of, write_text
-from publisher.hub import THE_HUB, Destination
+from publisher.hub import THE_HUB, embedded
 from publisher.lock import locked
 from publisher.manifest import Manifest, Reference, RequestSet, Variant, load_manifest
 from publisher.markers import changed_since, lapse_of, mark, marked, unproven
@@ -692,6 +692,5 @@ def _target(options: Run) -> Iterator[Target]:
         return
     from publisher.localhub import LocalHub
 
-    with LocalHub(options.work / "hub") as local:
-        destination = Destination(local.endpoint, local.token, rehearsal=True)
+    with LocalHub(options.work / "hub") as local, embedded(local.endpoint, local.token) as destination:
         yield Target(destination, tag=options.tag, pull_request=options.pull_request)
