@@ -27,7 +27,7 @@ from publisher.records import Validation
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"
-CLAIMS = {"repository": "m/publisher", "workflow": "release", "environment": "release", "ref": "refs/tags/v1.2.0"}
+CLAIMS = {"repository": "m/publisher", "workflow": "release.yml", "environment": "release", "ref": "refs/tags/v1.2.0"}
 TRUSTED = {name: CLAIMS[name] for name in ("repository", "workflow", "environment")}
 PLANTED, READ_ONLY = "hf_pl4ntedSecret", "hf_r34donlySecret"
 SECRETS = (PLANTED, READ_ONLY, "hf_jwt_", "Bearer ")
