@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-browser lint bench format clean
+.PHONY: demo test test-browser lint lock bench format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/publish demo
@@ -36,13 +36,26 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/verification.py
 
+# What the workflows install, worked out anew from pyproject.toml and constraints.txt: for Python 3.11 on Linux, where
+# torch is built for CUDA. What fits stays as it is; a file that is deleted first is made from the newest versions.
+LOCK := compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+	--python-platform x86_64-unknown-linux-gnu
+HASHED := $(LOCK) --constraint constraints.txt --generate-hashes
+lock: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	printf 'build\nhatchling\n' | $(BIN)/uv pip $(HASHED) - --output-file requirements/build.txt >/dev/null
+	$(BIN)/uv pip $(HASHED) pyproject.toml --output-file requirements/release.txt >/dev/null
+	$(BIN)/uv pip $(HASHED) pyproject.toml --extra sign --output-file requirements/release-sign.txt >/dev/null
+	$(BIN)/uv pip $(LOCK) pyproject.toml --extra dev --resolution lowest-direct \
+		--output-file requirements/lowest.txt >/dev/null
+
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,localhub]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -11,6 +11,7 @@ import git
 
 from publisher import __version__
 from publisher.closure import PACKAGE, closure
+from publisher.installing import DISTRIBUTION
 from publisher.records import Tools
 
 _DECIDING = ("python", "torch", "safetensors")
@@ -77,7 +78,7 @@ def _checkout() -> tuple[str | None, bool | None]:
 def _installed_commit() -> str | None:
     """The commit of a `pip install git+https://...` (PEP 610); None for a wheel."""
     try:
-        text = metadata.distribution("publisher").read_text("direct_url.json")
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return None
     commit = json.loads(text).get("vcs_info", {}).get("commit_id") if text else None

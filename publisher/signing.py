@@ -25,6 +25,7 @@ from publisher.commitplan import head_of, staged_files
 from publisher.errors import HubError, PushError, SigningError, UncheckableSignatureError, listed
 from publisher.files import atomic, sha256_of
 from publisher.hub import Destination
+from publisher.installing import install_command
 from publisher.manifest import Manifest, Signer, SigstoreSigner
 from publisher.records import Signing
 
@@ -76,7 +77,7 @@ def _require_package() -> None:
     except ImportError as error:
         raise UncheckableSignatureError(
             f"signatures need the package model-signing, which cannot be used here ({error})",
-            next_step="pip install 'publisher[sign]'",
+            next_step=install_command("sign"),
         ) from None
 
 

@@ -19,6 +19,7 @@ import torch
 
 from publisher.devices import chosen_device, device_name
 from publisher.errors import ManifestError
+from publisher.installing import install_command
 from publisher.provenance import whole_code
 
 Unit = TypeVar("Unit")
@@ -145,7 +146,7 @@ def engine_named(name: str, device: str) -> Iterator[Engine]:
     except ModuleNotFoundError:
         raise ManifestError(
             f"--engine {name} needs the package ray, which is not installed",
-            next_step="pip install 'publisher[ray]', or leave --engine out",
+            next_step=f"{install_command('ray')}, or leave --engine out",
         ) from None
     from publisher.engines.on_ray import joined
 

@@ -21,6 +21,7 @@ from publisher.errors import ExtractionError
 from publisher.exports.llamacpp import Place, places
 from publisher.exports.peft_files import Factors, PeftAdapter
 from publisher.files import atomic
+from publisher.installing import install_command
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -43,7 +44,7 @@ def require_package() -> None:
     if not has_package():
         raise ExtractionError(
             "adapter.exports has gguf, and the gguf package is not installed",
-            next_step="pip install 'publisher[gguf]', or remove gguf from adapter.exports in the manifest",
+            next_step=f"{install_command('gguf')}, or remove gguf from adapter.exports in the manifest",
         )
 
 

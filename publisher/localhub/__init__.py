@@ -12,6 +12,7 @@ It refuses to start without its optional dependencies, with the command that ins
 """
 
 from publisher.errors import PublisherError
+from publisher.installing import install_command
 
 _OPTIONAL = {"jwt", "lz4", "pygit2", "starlette", "uvicorn"}
 
@@ -24,7 +25,7 @@ except ModuleNotFoundError as missing:
         raise
     raise PublisherError(
         f"the local Hub needs {missing.name}, which is not installed",
-        next_step="pip install 'publisher[localhub]'",
+        next_step=install_command("localhub"),
     ) from missing
 
 __all__ = ["Fault", "LocalHub", "Role", "serve"]

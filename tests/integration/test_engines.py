@@ -212,7 +212,7 @@ def test_without_ray_the_engine_says_what_to_install() -> None:
     done = python(hidden, "-m", manifest, "--engine", "ray", "--until", "extract")
     assert done.returncode == 2
     assert "--engine ray needs the package ray, which is not installed" in done.stderr
-    assert "pip install 'publisher[ray]'" in done.stderr
+    assert "pip install 'lora-publisher[ray]'" in done.stderr
 
 
 def test_without_the_option_ray_is_never_imported(tmp_path: Path) -> None:

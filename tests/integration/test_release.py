@@ -27,7 +27,7 @@ from publisher.records import Validation
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"
-CLAIMS = {"repository": "m/publisher", "workflow": "release", "environment": "release", "ref": "refs/tags/v1.2.0"}
+CLAIMS = {"repository": "m/publisher", "workflow": "release.yml", "environment": "release", "ref": "refs/tags/v1.2.0"}
 TRUSTED = {name: CLAIMS[name] for name in ("repository", "workflow", "environment")}
 PLANTED, READ_ONLY = "hf_pl4ntedSecret", "hf_r34donlySecret"
 SECRETS = (PLANTED, READ_ONLY, "hf_jwt_", "Bearer ")
@@ -164,16 +164,16 @@ def write_manifest(hub: LocalHub, folder: Path, *, summary: str = "Taken back ou
 
 
 def job() -> dict[str, Any]:
-    """The workflow's one job."""
+    """The job that publishes."""
     workflow: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     return workflow["jobs"]["publish"]
 
 
 def run_steps(here: Desk) -> "list[subprocess.CompletedProcess[str]]":
-    """The job's own commands but for the installation, up to the first that fails."""
+    """The job's own commands, from the installation (that is for test_supply_chain.py) to the first that fails."""
     results: list[subprocess.CompletedProcess[str]] = []
     for step in job()["steps"]:
-        if "run" in step and "pip install" not in step["run"]:
+        if step.get("run", "").startswith("publish "):
             results.append(here.run(step["run"], **step.get("env", {})))
             if results[-1].returncode != 0:
                 break

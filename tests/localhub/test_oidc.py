@@ -13,8 +13,8 @@ from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 from publisher.localhub import LocalHub
 
 Client = Callable[..., CompletedProcess[str]]
-CLAIMS = {"repository": "team/code", "workflow": "release", "ref": "refs/tags/v1.0"}
-WANTED = {"repository": "team/code", "workflow": "release"}
+CLAIMS = {"repository": "team/code", "workflow": "release.yml", "ref": "refs/tags/v1.0"}
+WANTED = {"repository": "team/code", "workflow": "release.yml"}
 COMMIT = """
 from huggingface_hub import CommitOperationAdd, HfApi
 HfApi().create_commit("team/adapter", [CommitOperationAdd("a.txt", b"a")], commit_message="from the job")

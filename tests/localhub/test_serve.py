@@ -62,4 +62,4 @@ def test_a_missing_dependency_is_reported_with_the_command_that_installs_it(modu
     code = f"import sys; sys.modules[{module!r}] = None; import publisher.localhub"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"the local Hub needs {module}" in failed.stderr
-    assert "pip install 'publisher[localhub]'" in failed.stderr
+    assert "pip install 'lora-publisher[localhub]'" in failed.stderr

@@ -31,7 +31,7 @@ from publisher.stages.push import Target, carry_out, preflight, push
 
 REPO = "team/adapter"
 COMMIT = f"/{REPO}/commit/"
-JOB = {"repository": "team/code", "workflow": "release"}
+JOB = {"repository": "team/code", "workflow": "release.yml"}
 NOT_WRITTEN = "the repository is as it was: nothing was written"
 
 # huggingface_hub's LFS upload hands httpx2 a file in a way that httpx2 warns of.

@@ -132,7 +132,7 @@ def test_without_the_gguf_package_the_way_to_it_is_told(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ExtractionError, match="the gguf package is not installed") as error:
         require_exportable(["gguf"], CLASS, shapes={}, config=QWEN)
-    assert "pip install 'publisher[gguf]'" in error.value.next_step
+    assert "pip install 'lora-publisher[gguf]'" in error.value.next_step
 
 
 def test_every_class_is_one_of_transformers_and_every_architecture_one_of_llama_cpp() -> None:
