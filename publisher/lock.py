@@ -13,10 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from publisher.border.escape import for_terminal
 from publisher.errors import BusyError
 from publisher.files import write_text
 
 _LOCK, _HOLDER = "lock", "lock.holder"
+_TOLD = 1000  # bytes of a command that are shown
 
 
 @contextmanager
@@ -46,6 +48,6 @@ def locked(work: Path) -> Iterator[None]:
 
 def _told(holder: Path) -> str:
     try:
-        return holder.read_text(encoding="utf-8")
-    except FileNotFoundError:  # it holds the lock and has yet to say so
+        return for_terminal(holder.read_bytes()[:_TOLD].decode(errors="replace"))
+    except OSError:  # it holds the lock and has yet to say so
         return "another process"

@@ -9,6 +9,7 @@ were made with. What passed validation is tried on the loaders, and their verdic
 DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 STAGES = ("fetch", "extract", "validate", "verify", "card", "push")
 _MARKERS = {"extract": "extract.json", "validate": "validate.json", "verify": "verify.json"}
+_TAKEN = frozenset({"root", "hub", "lock", "lock.holder", "digests.json", "variants"})  # names in the work folder
 _EXTRACTING, _VALIDATING, _VERIFYING, _JUDGING = (
     "publisher.stages.extract",
     "publisher.stages.validate",
@@ -204,7 +206,9 @@ class _Place:
         return self.options.work / "digests.json"
 
     def work(self, name: str) -> Path:
-        return self.options.work / (self.variant.folder or "root") / name
+        folder = self.variant.folder or "root"
+        taken = self.variant.folder.partition("/")[0].casefold() in _TAKEN
+        return self.options.work / ("variants" if taken else "") / folder / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +379,26 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
         engine=engine,
         progress=progress,
     )
+    _require_unchanged(place, pair)
     written = [place.staged / name for name in extraction.summary.written]
     key = _extraction_key(place.variant, pair.pins)
     mark(marker, key, folder=place.staged, files=[evidence, *written])
     return extraction, False
+
+
+def _require_unchanged(place: _Place, pair: _Pair) -> None:
+    """Nothing is kept of an extraction whose checkpoints were changed while it read them: which bytes is not known."""
+    from publisher.stages.fetch import changed_since_hashed
+
+    changed = [file for side in (pair.source, pair.base) for file in changed_since_hashed(side, place.memo)]
+    if changed:
+        for folder in place.work("").glob("modules-*"):
+            shutil.rmtree(folder)
+        raise FetchError(
+            f"{', '.join(changed)} changed while this run was reading from it",
+            expected="checkpoints that stay as they are until the run has ended",
+            next_step="run the same command again: it reads the files as they are now",
+        )
 
 
 def _finished_extraction(place: _Place, pair: _Pair) -> Extraction:

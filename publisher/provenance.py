@@ -36,16 +36,14 @@ def tools(device: str, *, packages: Mapping[str, str], code: str) -> Tools:
     )
 
 
-def code_digest(*modules: str, root: Path = PACKAGE) -> str:
-    """Digest of all sources that these modules can run: work done by other code is never taken for this one's.
+@cache
+def code_digest(*modules: str) -> str:
+    """Digest of all sources that these modules can run: work done by other code is never taken for this one's."""
+    return code_digest_in(PACKAGE, *modules)
 
-    Args:
-        modules: their names with dots.
-        root: the folder of the package.
 
-    Returns:
-        SHA-256 over the names and contents of the sources, as 64 hex digits.
-    """
+def code_digest_in(root: Path, *modules: str) -> str:
+    """Return the same of the package in another folder: SHA-256 over the names and contents of the sources."""
     return _digest_of_sources(closure(*modules, root=root), root)
 
 

@@ -13,7 +13,7 @@ from publisher.errors import FetchError, MissingFileError
 from publisher.files import digest_of, sha256_of
 from publisher.manifest import Reference
 from publisher.overlap import side_by_side
-from publisher.progress import Octets, Progress
+from publisher.progress import Octets, Progress, silent
 from publisher.records import Checkpoint, FileDigest, Record, Snapshot
 from publisher.sealed import read_sealed, write_sealed
 from publisher.tensors import (
@@ -107,6 +107,15 @@ def hashed_here(snapshot: Snapshot, *, memo: Path, progress: Progress, hashed: s
         return snapshot.model_copy(update={"checkpoint": _local_checkpoint(files, folder)})
     checkpoint = _hub_checkpoint(there.name, there.revision, files=files, folder=folder)
     return snapshot.model_copy(update={"checkpoint": checkpoint})
+
+
+def changed_since_hashed(snapshot: Snapshot, memo: Path) -> list[str]:
+    """Return the files of a checkpoint on this machine that are no longer those whose digests `memo` has."""
+    if snapshot.streamed:
+        return []
+    known = _remembered(memo, silent)
+    files = [snapshot.folder / file.name for file in snapshot.checkpoint.files]
+    return [str(file) for file in files if not file.is_file() or not _is_current(file.resolve(), known)]
 
 
 def _local_checkpoint(files: tuple[FileDigest, ...], folder: Path) -> Checkpoint:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from publisher.audit import audit
-from publisher.errors import PublisherError
+from publisher.errors import FetchError, PublisherError
 from publisher.files import sha256_of
 from publisher.pipeline import Run, run
 from publisher.progress import silent
@@ -234,6 +234,26 @@ def test_what_rots_beneath_the_file_system_is_not_read_under_the_digest_of_befor
     killed_before_the_extraction_was_marked()
     again(last="validate")
     assert stated() == found() != before
+
+
+def test_weights_that_change_while_they_are_read_are_named_and_nothing_of_that_run_is_kept(
+    sound: dict[str, bytes],
+) -> None:
+    file = Path("src/model.safetensors")
+    content = file.read_bytes()
+
+    def spoil(what: str, done: int = 0, total: int = 0) -> None:
+        del done, total
+        if what == "writing the adapter":
+            flip(file, 8 * (len(content) - 1))
+
+    shutil.rmtree("dist")
+    with pytest.raises(FetchError, match=r"src/model\.safetensors changed while this run was reading from it"):
+        run(Run(Path("m.yaml"), Path("dist"), device="cpu", last="extract"), spoil)
+    assert not list(ROOT.glob("modules-*"))
+    file.write_bytes(content)
+    again()
+    assert staged() == sound
 
 
 def stated() -> dict[str, str]:

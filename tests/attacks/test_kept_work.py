@@ -12,8 +12,9 @@ from publisher.adapter import Factors
 from publisher.answers import Answer, Answers
 from publisher.errors import ExtractionError, PublisherError, VerificationError
 from publisher.kept import Shelf
+from publisher.manifest import load_manifest
 from publisher.markers import lapse_of, mark
-from publisher.pipeline import Run, run
+from publisher.pipeline import Run, _Place, run
 from publisher.progress import silent
 from publisher.records import ModuleExtraction
 from publisher.sealed import kept_file
@@ -109,6 +110,17 @@ def test_an_extraction_with_such_a_tensor_writes_no_file_outside_its_output(own_
     assert after == before
 
 
+def test_no_variants_work_lies_where_this_tool_or_another_variant_keeps_its_own(tiny_run: Path) -> None:
+    variant = load_manifest(tiny_run / "m.yaml").variants[0]
+    options = Run(tiny_run / "m.yaml", Path("dist"))
+    paths = ("/", "root/", "hub/", "Hub/", "lock/", "digests.json/", "variants/", "variants/root/", "a/")
+    work = [_Place(variant.model_copy(update={"path": path}), options).work("x") for path in paths]
+    top = [folder.relative_to(options.work).parts[0].casefold() for folder in work]
+    assert len(set(work)) == len(paths)
+    assert set(top) == {"root", "variants", "a"}
+    assert top.count("root") == 1
+
+
 # --- kept modules -------------------------------------------------------------------------------------------
 
 
@@ -120,7 +132,7 @@ def test_a_flipped_bit_in_any_octet_of_a_kept_module_makes_it_count_as_not_finis
     shelf.put(made("m"))
     file = kept_file(tmp_path, "m", suffix=suffix)
     content = file.read_bytes()
-    for bit in range(0, 8 * len(content), 9):  # every octet, and each of its bits in turn
+    for bit in (8 * octet + octet % 8 for octet in range(len(content))):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(flipped)
@@ -169,7 +181,7 @@ def test_a_flipped_bit_in_any_octet_of_a_marker_makes_its_stage_run_again(tmp_pa
     marker = tmp_path / "marker.json"
     mark(marker, "key", folder=tmp_path, files=[tmp_path / "result.json"])
     content = marker.read_bytes()
-    for bit in range(0, 8 * len(content), 9):  # every octet, and each of its bits in turn
+    for bit in (8 * octet + octet % 8 for octet in range(len(content))):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         marker.write_bytes(flipped)
@@ -192,7 +204,7 @@ def test_a_flipped_bit_in_any_octet_of_the_answers_drops_the_lines_that_it_touch
     answers = kept_answers(tmp_path)
     content = answers.file.read_bytes()
     ends = [place for place, octet in enumerate(content) if octet == ord("\n")]
-    for bit in range(0, 8 * len(content), 9):  # every octet, and each of its bits in turn
+    for bit in (8 * octet + octet % 8 for octet in range(len(content))):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         answers.file.write_bytes(flipped)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from publisher.closure import PACKAGE, closure
-from publisher.provenance import code_digest
+from publisher.provenance import code_digest, code_digest_in
 
 STAGES = ("stages.extract", "stages.validate", "stages.verify", "compat", "answering")
 OUTSIDE = {"cli.py", "console.py", "pipeline.py", "stages/card.py", "stages/push.py", "audit/__init__.py", "report.py"}
@@ -28,17 +28,18 @@ def test_one_changed_line_in_any_module_that_a_stage_imports_changes_its_code_an
     every = {file.relative_to(copy).as_posix() for file in copy.rglob("*.py")}
     assert every > OUTSIDE
     assert not inside & OUTSIDE
-    before = code_digest(f"publisher.{stage}", root=copy)
+    before = code_digest_in(copy, f"publisher.{stage}")
     for name in sorted(every):
         text = (copy / name).read_text(encoding="utf-8")
         (copy / name).write_text(text + "\n# another line\n", encoding="utf-8")
-        changed = code_digest(f"publisher.{stage}", root=copy) != before
+        changed = code_digest_in(copy, f"publisher.{stage}") != before
         assert changed is (name in inside), name
         (copy / name).write_text(text, encoding="utf-8")
 
 
 def test_a_stage_rests_on_what_its_imports_import_and_on_the_packages_they_lie_in() -> None:
     found = closure("publisher.stages.extract")
+    assert code_digest("publisher.stages.extract") == code_digest_in(PACKAGE, "publisher.stages.extract")
     assert {"stages/extract.py", "stages/__init__.py", "__init__.py", "lora.py", "exports/mlx.py"} < set(found)
 
 
