@@ -18,9 +18,11 @@ import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
-from publisher.border.echo import echo, echo_json, guard_libraries
+from publisher.border.echo import DOCUMENT_PRINTED, echo, echo_json, guard_libraries
 from publisher.border.escape import for_terminal
+from publisher.causes import explained
 from publisher.errors import CardError, ManifestError, PublisherError
+from publisher.help_page import ABOUT, Commands
 from publisher.interruption import EXIT_CODE, interruptible
 
 if TYPE_CHECKING:
@@ -66,41 +68,60 @@ _pr = click.option("--pr", is_flag=True, help="Open a pull request instead of co
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit. No exception leaves here: each becomes one error and an exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     guard_libraries()
-    verbose, as_json = any(flag in sys.argv for flag in ("-v", "--verbose")), "--json" in sys.argv
+    DOCUMENT_PRINTED.clear()
     try:
         code = cli(prog_name="publish", standalone_mode=False)
     except click.ClickException as error:
-        told = io.StringIO()
-        error.show(told)
-        echo(told.getvalue(), err=True, nl=False)
-        code = error.exit_code
-    except PublisherError as error:
-        _tell(error, verbose=verbose, as_json=as_json)
-        code = error.exit_code
+        code = _tell_usage(error)
     except (KeyboardInterrupt, click.Abort):
         _tell_interrupted()
         sys.stdout.flush()
         os._exit(EXIT_CODE)  # at once: what torch and others do on the way out can take seconds
+    except Exception as error:  # noqa: BLE001 - whatever a library or a release raises is told in words
+        code = _tell(explained(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _asked_for(*flags: str) -> bool:
+    """Whether the command line holds one of these flags; it may not have been parsed, or be wrong."""
+    return not {*flags}.isdisjoint(sys.argv[1:])
+
+
 def _tell_interrupted() -> None:
-    echo("interrupted; what was finished is kept, the same command goes on from there", err=True)
+    found, next_step = "interrupted", "what was finished is kept, the same command goes on from there"
+    echo(f"{found}; {next_step}", err=True)
+    _tell_as_json("Interrupted", found, next_step=next_step)
 
 
-def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
-    if verbose:
+def _tell_usage(error: click.ClickException) -> int:
+    told = io.StringIO()
+    error.show(told)
+    echo(told.getvalue(), err=True, nl=False)
+    _tell_as_json("UsageError", error.format_message(), next_step="publish --help")
+    return error.exit_code
+
+
+def _tell(error: PublisherError) -> int:
+    if _asked_for("-v", "--verbose"):
         echo(traceback.format_exc(), err=True)
     echo(f"error: {error}", err=True)
-    if as_json:
-        parts = {"found": error.found, "expected": error.expected, "next": error.next_step}
-        echo_json(json.dumps({"error": {"kind": type(error).__name__, **parts}}, indent=2) + "\n")
+    _tell_as_json(type(error).__name__, error.found, expected=error.expected, next_step=error.next_step)
+    return error.exit_code
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+def _tell_as_json(kind: str, found: str, *, expected: str = "", next_step: str) -> None:
+    """With --json, stdout is one document however a command ends; one that was printed already stays the only one."""
+    if _asked_for("--json") and not DOCUMENT_PRINTED.is_set():
+        parts = {"kind": kind, "found": found, "expected": expected, "next": next_step}
+        echo_json(json.dumps({"error": parts}, indent=2) + "\n")
+
+
+@click.group(
+    cls=Commands, help=ABOUT, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="publish")
 @_manifest
 @click.option("--dry-run", is_flag=True, help="Run every stage, and stop before the first write to the Hub.")
@@ -120,13 +141,7 @@ def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
 @_verbose
 @click.pass_context
 def cli(context: click.Context, /, **options: Any) -> None:
-    r"""Take the LoRA adapters out of merged fine-tunes, prove them equal, and publish them.
-
-    \b
-    publish --manifest manifests/clef.yaml --dry-run    everything but the write to the Hub
-    publish check manifests/*.yaml                      every problem of every manifest at once
-    publish demo                                        the whole job on two small pairs
-    """
+    """Run every stage, or show the help page."""
     if context.invoked_subcommand is not None:
         return
     if options["manifest"] is None:

@@ -4,6 +4,9 @@
     ├── ManifestError         exit 2: the manifest or the command line is wrong
     ├── BusyError             another run works on the same output
     ├── NoRoomError           the disk is full
+    ├── SystemTroubleError    the system refuses: a path, a permission, memory
+    ├── LibraryError          a library, or code of a release, failed
+    ├── FaultError            a fault of this tool itself
     ├── EngineError           the cluster cannot be joined, or its workers fail
     ├── FetchError            a checkpoint is missing, damaged or not at its pin
     ├── HubError              the Hub cannot be reached, or refused
@@ -25,7 +28,7 @@
         └── UncheckablePatternError  it cannot be matched here in bounded time
 
 A message is one short paragraph: what was found, what was expected, what to do next. Only `cli.main`
-catches these; nothing below it prints or exits.
+catches these; nothing below it prints or exits. What is raised otherwise becomes one of them there (`causes`).
 """
 
 from collections.abc import Iterable
@@ -75,6 +78,18 @@ class BusyError(PublisherError):
 
 class NoRoomError(PublisherError):
     """The disk is full."""
+
+
+class SystemTroubleError(PublisherError):
+    """The system refuses: a path, a permission, memory."""
+
+
+class LibraryError(PublisherError):
+    """A library, or code that a release brings, failed."""
+
+
+class FaultError(PublisherError):
+    """A fault of this tool itself."""
 
 
 class EngineError(PublisherError):

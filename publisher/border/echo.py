@@ -1,6 +1,7 @@
 """Whatever a command prints goes through here, and is escaped on the way; what libraries log and warn of too."""
 
 import logging
+import threading
 import warnings
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import click
 
 from publisher.border.escape import for_json, for_terminal
 
+DOCUMENT_PRINTED: Final = threading.Event()
 _FORMAT_WARNING: Final = warnings.formatwarning
 
 
@@ -41,5 +43,9 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def echo_json(document: str) -> None:
-    """Print a JSON document that ends with a line feed; nothing in it steers a terminal, and it means the same."""
+    """Print a JSON document that ends with a line feed; nothing in it steers a terminal, and it means the same.
+
+    `DOCUMENT_PRINTED` is set by it: a command prints one document, however it ends.
+    """
+    DOCUMENT_PRINTED.set()
     click.echo(for_json(document), nl=False)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from publisher.audit import audit
 from publisher.border.adapterconfig import reduced
+from publisher.border.limits import LIMITS
 from publisher.compat.command import judged
 from publisher.compat.subject import Base, read_subject
 from publisher.errors import FetchError, PublisherError, ValidationError
@@ -73,7 +74,7 @@ PATTERNS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", PATTERNS, ids=lambda fields: "+".join(fields))
+@pytest.mark.parametrize("fields", PATTERNS, ids="+".join)
 def test_an_audit_ends_whatever_the_patterns_are(
     adapter: Path, fields: dict[str, Any], environment: dict[str, str]
 ) -> None:
@@ -84,7 +85,7 @@ def test_an_audit_ends_whatever_the_patterns_are(
     assert "loading" in done.stdout
 
 
-@pytest.mark.parametrize("fields", PATTERNS[:2], ids=lambda fields: "+".join(fields))
+@pytest.mark.parametrize("fields", PATTERNS[:2], ids="+".join)
 def test_so_does_compat(adapter: Path, fields: dict[str, Any], environment: dict[str, str]) -> None:
     changed(adapter, **fields)
     done = published("compat", str(adapter), environment=environment)
@@ -129,7 +130,7 @@ def test_an_honest_pattern_is_matched_and_loaded(adapter: Path) -> None:
         {"arrow_config": {"task_adapter_names": ["a"]}, "runtime_config": {"ephemeral_gpu_offload": True}},
         {"_register_custom_module": {"a": "b"}, "something_new": "this_module_would_run"},
     ],
-    ids=lambda fields: "+".join(fields),
+    ids="+".join,
 )
 def test_fields_that_make_peft_act_never_reach_it_and_are_named(adapter: Path, fields: dict[str, Any]) -> None:
     name = "this_module_would_run"
@@ -264,10 +265,12 @@ def test_a_base_of_no_real_size_is_refused_before_anything_is_built(adapter: Pat
 def test_whatever_transformers_raises_is_one_error(adapter: Path, fields: dict[str, Any]) -> None:
     base_with(adapter, **fields)
     assert checks(adapter)["loading"].status == "failed"
-    with pytest.raises(PublisherError):
-        base = Base(adapter.parent / "base", "LlamaForCausalLM")
-        if not {name for name in structure_of(base.model_class, base.folder).linear if ".layers.0." in name}:
-            raise ValidationError("a model without layers")
+    base = Base(adapter.parent / "base", "LlamaForCausalLM")
+    try:
+        linear = structure_of(base.model_class, base.folder).linear
+    except PublisherError:
+        return
+    assert not any(".layers.0." in name for name in linear), "a model without layers is the other right outcome"
 
 
 def test_code_and_kernels_and_other_files_that_a_config_names_are_left_alone(adapter: Path) -> None:
@@ -294,7 +297,7 @@ def test_a_class_that_builds_too_many_modules_is_stopped_on_the_way(
 
     from publisher.border import modelconfig
 
-    monkeypatch.setattr(modelconfig, "LIMITS", dataclasses.replace(modelconfig.LIMITS, modules=20))
+    monkeypatch.setattr(modelconfig, "LIMITS", dataclasses.replace(LIMITS, modules=20))
     found = configuration(adapter.parent / "base")
     with pytest.raises(ValidationError, match="more than 20 modules"):
         empty_model("LlamaForCausalLM", found)
