@@ -29,6 +29,7 @@ from tests.make_release import KINDS, RELEASES, make
 
 EVERY = sorted(path.name for path in RELEASES.iterdir())
 FIGURE = re.compile(r"(?<![\w.])[<>]?[+-]?\d[\d.,]*(?:e-\d+)?%?(?!\w)")
+UNTOLD = {("file", "size"), ("p99_kl",)}  # of a test set: on no card, and they follow from nothing that is published
 OTHER_WORDS = {
     "lora_card.md.j2": {
         "| Path | Model | Source | Base | Adapter |": "| Where | Which | Fine-tune | Foundation | Changed |",
@@ -290,7 +291,7 @@ def test_an_artefact_with_any_one_figure_altered_is_noticed(
     verified: Path, templates: str, file: str, part: str
 ) -> None:
     kept = (verified / file).read_bytes()
-    places = list(numbers(json.loads(kept)[part], (part,)))
+    places = [path for path in numbers(json.loads(kept)[part], (part,)) if path[2:] not in UNTOLD]
     assert len(places) > 8
     assert not complaints(verified)
     for path in places:
