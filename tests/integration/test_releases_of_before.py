@@ -239,7 +239,7 @@ def test_code_of_another_version_is_shown_and_not_vouched_for(verified: Path) ->
 def test_a_card_of_this_version_is_compared_in_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = _copied(f"{__version__}-svd", tmp_path, monkeypatch)
     (release / "README.md").write_text(cards(release)[1], encoding="utf-8", newline="")
-    assert card_of(release) == "README.md is what the artefacts give, byte for byte"
+    assert card_of(release).startswith("README.md is what the artefacts give, byte for byte")
     edit(release / "README.md", "It answers nothing.", "It answers everything.")
     with pytest.raises(AuditError, match=r"README\.md is not what the artefacts give"):
         card_of(release)
