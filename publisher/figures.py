@@ -321,6 +321,11 @@ def inconsistencies(found: VerificationSet) -> Iterator[str]:
         yield from _off(found.name, found, **{field: sum(getattr(kind, field) for kind in found.kinds)})
     for field in ("max_kl", "max_probability_difference"):
         yield from _off(found.name, found, **{field: max(getattr(kind, field) for kind in found.kinds)})
+    mean = math.fsum(kind.mean_kl * kind.questions for kind in found.kinds) / found.questions
+    yield from _off(found.name, found, mean_kl=mean)
+    sides = [sum(f.questions for f in found.failures if f.side == side) for side in ("reference", "candidate")]
+    if not max(sides) <= found.failed <= sum(sides):
+        yield f"{found.name}: failed is {found.failed}; the failures of the two sides are {sides[0]} and {sides[1]}"
     if found.gold is not None:
         yield from _gold_inconsistencies(found.name, found.gold)
 

@@ -44,16 +44,17 @@ def code_digest(*modules: str) -> str:
 
 def code_digest_in(root: Path, *modules: str) -> str:
     """Return the same of the package in another folder: SHA-256 over the names and contents of the sources."""
-    return _digest_of_sources(closure(*modules, root=root), root)
+    return digest_of_sources(closure(*modules, root=root), root)
 
 
 @cache
 def whole_code() -> str:
     """Digest of all sources of the package."""
-    return _digest_of_sources((file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")), PACKAGE)
+    return digest_of_sources((file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")), PACKAGE)
 
 
-def _digest_of_sources(files: Iterable[str], root: Path) -> str:
+def digest_of_sources(files: Iterable[str], root: Path = PACKAGE) -> str:
+    """Return the SHA-256 over the names and contents of these sources of the package, in the order of their names."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file}\n".encode())

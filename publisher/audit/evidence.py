@@ -16,9 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from publisher import hub, lora
 from publisher.adapter import KEY_PREFIX, adapter_config
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
+from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.audit.meaning import other_renderer, picture_problems
+from publisher.audit.versions import read_or_newer, require_as_written
+from publisher.border.files import read_text
+from publisher.border.limits import LIMITS
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.exports import export_problems, missing_package, peft_adapter
 from publisher.figures import inconsistencies
@@ -27,7 +31,7 @@ from publisher.loading import Adapter as Loadable
 from publisher.loading import load_on_config, quiet
 from publisher.manifest import Variant
 from publisher.pictures import card_pictures
-from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot, spectrum_places
+from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot, Verification, spectrum_places
 from publisher.stages.card import load_extraction, load_verification
 from publisher.stages.validate import require_loadable, require_tensors
 from publisher.summary import summary_problems
@@ -65,16 +69,18 @@ def _recorded(adapter: Adapter) -> Extraction:
 
 
 def evidence(adapter: Adapter) -> str:
-    """extraction.json is one, for this path, in the very form in which this tool writes it."""
+    """extraction.json is one, for this path, in the very form in which this tool writes it.
+
+    One of before may lack fields that were added later.
+    """
     file = adapter.folder / EXTRACTION
     if not file.is_file() and adapter.variant is None:
         raise UncheckedError(f"there is no {EXTRACTION}")
-    found = Extraction.read(file)
-    if file.read_bytes() != found.to_json().encode():
-        raise AuditError(f"{EXTRACTION} is not in the form in which it is written: it was edited")
+    found = read_or_newer(file, Extraction.read)
+    older = require_as_written(file, found)
     if found.path != adapter.path:
         raise AuditError(f"{EXTRACTION} is that of the variant {found.path}")
-    return f"{len(found.modules)} modules, by publisher {found.tools.publisher}"
+    return f"{len(found.modules)} modules, by publisher {found.tools.publisher}{older}"
 
 
 def recipe(adapter: Adapter) -> str:
@@ -208,31 +214,64 @@ def verification(adapter: Adapter) -> str:
         if variant.verification is not None:
             raise AuditError(f"there is no {VERIFICATION}, and the manifest asks for one")
         raise UncheckedError(f"there is no {VERIFICATION}, and the manifest asks for none")
-    found = load_verification(variant, _recorded(adapter), file=file)
+    found = read_or_newer(file, partial(_verification, variant, _recorded(adapter)))
     weights = sha256_of(adapter.folder / ADAPTER) if adapter.headers is not None else ""
     if found is None or found.adapter_sha256 != weights:
         raise AuditError(f"{VERIFICATION} is of another adapter than the one here ({weights[:12]}…)")
-    if file.read_bytes() != found.to_json().encode():
-        raise AuditError(f"{VERIFICATION} is not in the form in which it is written: it was edited")
+    older = require_as_written(file, found)
     sets = (*found.sets, *(found.fp8.sets if found.fp8 else ()))
     require_none([line for one in sets for line in inconsistencies(one)])
-    return f"{len(sets)} test sets, of these weights; their figures follow from each other"
+    return f"{len(sets)} test sets, of these weights; their figures follow from each other{older}"
+
+
+def _verification(variant: Variant, extraction: Extraction, file: Path) -> Verification | None:
+    return load_verification(variant, extraction, file=file)
 
 
 def pictures(adapter: Adapter) -> str:
-    """The card's pictures are what extraction.json gives, byte for byte."""
+    """The card's pictures are what extraction.json gives, byte for byte.
+
+    Raises:
+        UncheckedError: another version drew them, and their numbers are those of this version's.
+    """
     wanted = card_pictures(_recorded(adapter))
-    there = {name: (adapter.folder / name).read_bytes() for name in PICTURES if (adapter.folder / name).is_file()}
+    there = {name: adapter.folder / name for name in PICTURES if (adapter.folder / name).is_file()}
     if not there:
         raise UncheckedError(f"there is none of {', '.join(PICTURES)}")
-    problems = [f"{name} is missing" for name in wanted if name not in there]
-    problems += [f"{name} is not what {EXTRACTION} gives" for name in there if there[name] != _bytes(wanted.get(name))]
-    require_none(problems)
-    return f"byte for byte what {EXTRACTION} gives: {', '.join(there)}"
+    other = {name: path for name, path in there.items() if not _is_drawn(path, wanted.get(name))}
+    lost = [name for name in wanted if name not in there]
+    drawn_by = _other_renderer(adapter) if other or lost else ""
+    if not drawn_by:
+        require_none(
+            [f"{name} is missing" for name in lost] + [f"{name} is not what {EXTRACTION} gives" for name in other]
+        )
+        return f"byte for byte what {EXTRACTION} gives: {', '.join(there)}"
+    require_none([f"{name}: {line}" for name, path in other.items() for line in _amiss(path, wanted.get(name))])
+    raise UncheckedError(
+        f"drawn by {drawn_by}: the numbers on {', '.join(other) or 'none'} follow from {EXTRACTION}; where marks stand "
+        f"was not compared{f'; missing: {listed(lost)}' if lost else ''}"
+    )
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+def _is_drawn(path: Path, wanted: str | None) -> bool:
+    """Whether the file holds just this text; no more than a picture's size is read."""
+    return wanted is not None and path.stat().st_size == len(wanted.encode()) and path.read_bytes() == wanted.encode()
+
+
+def _amiss(path: Path, wanted: str | None) -> list[str]:
+    if wanted is None:
+        return [f"{EXTRACTION} gives no such picture"]
+    if path.stat().st_size > LIMITS.text_bytes:
+        return [f"it has {path.stat().st_size} bytes; expected at most {LIMITS.text_bytes}"]
+    return picture_problems(read_text(path), wanted)
+
+
+def _other_renderer(adapter: Adapter) -> str:
+    """Who rendered the release's card, where it was another version than this; empty where it was this one."""
+    folder = adapter.variant.folder if adapter.variant is not None else ""
+    return other_renderer(
+        (adapter.folder.parent if folder else adapter.folder) / CARD, {_recorded(adapter).tools.publisher}
+    )
 
 
 # --- the checkpoints, without their weights -----------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Any
 
 from publisher import __version__, artefacts, hub, signing
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.audit.meaning import compared, other_renderer
+from publisher.audit.versions import read_or_newer
 from publisher.border.files import entries, read_text
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
@@ -289,7 +291,11 @@ def signature(release: Release) -> str:
 
 
 def card(release: Release) -> str:
-    """README.md is what the manifest and the artefacts give, byte for byte."""
+    """README.md is what the manifest and the artefacts give: byte for byte, or by meaning if another version made it.
+
+    Raises:
+        UncheckedError: a card of another version says the same, but its code is another.
+    """
     manifest, readme = needed(release.manifest, artefacts.MANIFEST), release.folder / artefacts.CARD
     for template in (manifest.card.template, manifest.card.usage):
         # one from the repository would be code from the repository
@@ -299,16 +305,38 @@ def card(release: Release) -> str:
     text = render_card(manifest, evidence, beside=packaged_folder("templates"))
     if not readme.is_file():
         raise AuditError(f"there is no {artefacts.CARD}")
-    if readme.read_bytes() != text.encode():
-        raise AuditError(_stale(text, readme, evidence))
     words = f"the author's own words: {', '.join(AUTHORS_WORDS)}"
-    return f"README.md is what the artefacts give, byte for byte; {words}"
+    if readme.read_bytes() == text.encode():
+        return f"README.md is what the artefacts give, byte for byte; {words}"
+    if made_by := other_renderer(readme, {item.extraction.tools.publisher for item in evidence}):
+        return f"{_by_meaning(readme, text, made_by=made_by)}; {words}"
+    raise AuditError(_stale(text, readme))
+
+
+def _by_meaning(readme: Path, text: str, *, made_by: str) -> str:
+    try:
+        there = readme.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise AuditError("README.md is not UTF-8") from None
+    found = compared(there, text)
+    if found.problems:
+        more = [f"… {len(found.problems) - _DIFF_LINES} more"] if len(found.problems) > _DIFF_LINES else []
+        raise AuditError(
+            f"README.md, rendered by {made_by}, says what the artefacts do not give:\n"
+            f"{listed([*found.problems[:_DIFF_LINES], *more])}"
+        )
+    told = found.remark(made_by, __version__)
+    if found.code:
+        raise UncheckedError(
+            f"{told}\nits code is not this version's: read it before you run it:\n{listed(found.code[:_DIFF_LINES])}"
+        )
+    return told
 
 
 def _evidence(variant: Variant, folder: Path) -> Evidence:
     """As it is: whether it is the manifest's is asked by another check."""
     try:
-        extraction = Extraction.read(folder / artefacts.EXTRACTION)
+        extraction = read_or_newer(folder / artefacts.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
     try:
@@ -319,17 +347,15 @@ def _evidence(variant: Variant, folder: Path) -> Evidence:
         return Evidence(variant, extraction, None)
 
 
-def _stale(text: str, readme: Path, evidence: tuple[Evidence, ...]) -> str:
-    there = readme.read_text(encoding="utf-8", errors="replace")
+def _stale(text: str, readme: Path) -> str:
+    there = read_text(readme)
     figures = _other_figures(there, text)
     diff = check_card(text, readme).splitlines() or ["the bytes differ, not the text: line ends or encoding"]
     more = [f"… {len(diff) - _DIFF_LINES} more lines"] if len(diff) > _DIFF_LINES else []
-    made = sorted({item.extraction.tools.publisher for item in evidence} - {__version__})
-    other = [f"(made by publisher {', '.join(made)}; this is {__version__}, whose card may differ)"] if made else []
     head = (
         f"README.md states other figures:\n{listed(figures)}" if figures else "README.md is not what the artefacts give"
     )
-    return "\n".join([head, *other, *diff[:_DIFF_LINES], *more])
+    return "\n".join([head, *diff[:_DIFF_LINES], *more])
 
 
 _FIGURE = re.compile(r"\d[\d.,]*")

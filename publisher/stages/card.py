@@ -7,6 +7,7 @@ reaches the card (docs/card.md). No network, no torch.
 """
 
 import difflib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -16,15 +17,18 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import TemplateError
 
+from publisher import __version__
 from publisher.artefacts import CARD, EXTRACTION, PICTURES, VERIFICATION
 from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.errors import CardError
 from publisher.files import packaged_folder
 from publisher.manifest import Bounds, Manifest, Reference, Variant
 from publisher.pictures import card_pictures
+from publisher.provenance import digest_of_sources
 from publisher.records import Checkpoint, Extraction, ExtractionSummary, Limits, Verification, VerificationSet
 from publisher.templating import card_environment
 
+_RENDERING = ("stages/card.py", "pictures.py", "drawing.py", "verdict.py", "templating.py", "border/escape.py")
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
 
 
@@ -202,7 +206,7 @@ def other_pictures(manifest: Manifest, files: Mapping[str, str], root: Path) -> 
 
 
 def render_card(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> str:
-    """README.md: header and body, one newline at the end, no space at the end of a line.
+    """README.md: header, body and stamp, one newline at the end, no space at the end of a line.
 
     The templates that the manifest names are looked for in the folder `beside` (the manifest's own), then among
     those that come with this tool: the order of `find_template`.
@@ -213,10 +217,23 @@ def render_card(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Pat
     header = _header(manifest)
     body = _body(manifest, evidence, folders=(beside, packaged_folder("templates")))
     text = f"---\n{header.to_yaml()}\n---\n\n{body}"
-    text = "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n") + "\n"
+    text = "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n") + f"\n\n{stamp()}\n"
     if ModelCard(text).data.to_yaml() != header.to_yaml():
         raise CardError("the card's header does not read back as it was written", next_step="report this as a bug")
     return text
+
+
+def stamp() -> str:
+    """Return the card's last line, a comment: which version of this tool, and which card of it, rendered the card.
+
+    An audit by the same version and card compares every byte; any other compares what the card says. The card is a
+    digest of the templates that come with this tool and of the code that fills them in.
+    """
+    digest = hashlib.sha256(digest_of_sources(_RENDERING).encode())
+    for file in sorted(packaged_folder("templates").glob("*.j2")):
+        if not file.name.startswith("report."):
+            digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return f"<!-- Rendered by publisher {__version__}, card {digest.hexdigest()[:12]}. -->"
 
 
 def check_card(text: str, path: Path) -> str:

@@ -310,7 +310,7 @@ def evidence_written_by_hand(folder: Path) -> None:
 
 
 def evidence_of_another_schema(folder: Path) -> None:
-    edit_json(folder / EVIDENCE, lambda e: e.update(schema_version=2))
+    edit_json(folder / EVIDENCE, lambda e: e.update(schema_version=0))
 
 
 def evidence_missing(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The card, from evidence whose figures are made up for these tests: they claim nothing about any model."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from publisher import __version__
 from publisher.errors import CardError, FetchError
 from publisher.figures import Pair, set_figures
 from publisher.files import packaged_folder
@@ -61,6 +63,7 @@ from publisher.stages.card import (
     points,
     render_card,
     size,
+    stamp,
 )
 
 MANIFESTS = packaged_folder("manifests")
@@ -256,7 +259,8 @@ def demo() -> tuple[Manifest, tuple[Evidence, ...]]:
 
 
 def render(manifest: Manifest, evidence: tuple[Evidence, ...]) -> str:
-    return render_card(manifest, evidence, beside=MANIFESTS)
+    """The card without its last line, which says who rendered it."""
+    return render_card(manifest, evidence, beside=MANIFESTS).removesuffix(f"\n{stamp()}\n")
 
 
 @pytest.fixture(params=[clef, demo], ids=["clef", "demo"])
@@ -297,6 +301,22 @@ def test_a_card_is_the_same_each_time_and_clean_at_every_end(case: tuple[Manifes
     assert card.endswith("\n")
     assert not card.endswith("\n\n")
     assert not [line for line in card.split("\n") if line != line.rstrip()]
+
+
+def test_a_card_says_in_its_last_line_who_rendered_it() -> None:
+    last = render_card(*demo(), beside=MANIFESTS).splitlines()[-1]
+    assert last == stamp()
+    assert re.fullmatch(rf"<!-- Rendered by publisher {re.escape(__version__)}, card [0-9a-f]{{12}}\. -->", last)
+
+
+def test_another_template_is_another_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stamp()
+    shutil.copytree(packaged_folder("templates"), tmp_path / "templates")
+    monkeypatch.setattr("publisher.stages.card.packaged_folder", lambda name: tmp_path / name)
+    assert stamp() == before
+    usage = tmp_path / "templates" / "usage_peft.md.j2"
+    usage.write_text(usage.read_text(encoding="utf-8") + "Enjoy.\n", encoding="utf-8")
+    assert stamp() != before
 
 
 def test_every_table_of_the_rendered_page_is_whole(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
@@ -673,7 +693,7 @@ def test_a_template_beside_the_manifest_may_use_the_packaged_parts(tmp_path: Pat
     )
     card = render_card(*case, beside=tmp_path)
     assert body(card).startswith("\n# Ours\n")
-    assert card.endswith("```\n")
+    assert card.endswith(f"```\n\n{stamp()}\n")
     assert len(usage_code(card)) == 2
 
 
