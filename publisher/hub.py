@@ -520,9 +520,9 @@ def create_tag(repo: str, tag: str, *, revision: str, at: Destination = THE_HUB)
 @contextmanager
 def _explained(repo: str, revision: str, *, filename: str = "", at: Destination = THE_HUB) -> Iterator[None]:
     """Turn the client's exceptions into one sentence with what to do."""
-    hubdoor.ask(at.address)
     try:
-        yield
+        with hubdoor.asking(at.address):
+            yield
     except PublisherError:
         raise
     except Exception as raised:

@@ -61,6 +61,7 @@ class Question:
 
 _question: ContextVar[Question | None] = ContextVar("_question", default=None)
 _trusted: set[str] = set()  # origins that this tool was told to speak to
+_asked: list[str] = []  # the endpoints of the questions that are open, in any thread
 _embedded: set[str] = set()  # origins of the local Hubs that this very process runs
 
 
@@ -69,10 +70,19 @@ def install() -> None:
     set_client_factory(_client)
 
 
-def ask(endpoint: str) -> None:
-    """Begin a question to the Hub at this endpoint, which may be sent the token; its bounds are counted from here."""
+@contextlib.contextmanager
+def asking(endpoint: str) -> Iterator[None]:
+    """Ask something of the Hub at this endpoint, which may be sent the token; the bounds are counted from here.
+
+    Where a token may go is checked during such a block alone: others in this process may speak to Hubs of their own.
+    """
     _trusted.add(_origin(endpoint))
     _question.set(Question())
+    _asked.append(endpoint)
+    try:
+        yield
+    finally:
+        _asked.remove(endpoint)
 
 
 @contextlib.contextmanager
@@ -111,7 +121,7 @@ def _before(request: httpx.Request) -> None:
     """Look at a request before it is sent."""
     request.extensions.setdefault(_PURPOSE, _purpose(request))
     origin = _origin(str(request.url))
-    if "authorization" in request.headers and origin not in _receivers():
+    if _asked and "authorization" in request.headers and origin not in _receivers():
         if request.extensions[_PURPOSE] != _DOWNLOAD:
             raise _refused(request, "would be sent the token", "an address of the Hub itself")
         del request.headers["authorization"]  # where a mirror leads to another host, which needs none
@@ -145,7 +155,7 @@ class _Bounded(httpx.SyncByteStream):
         self._limit = _limit(response, download=self._download)
         self._question = None if self._download else _question.get()
         stated = int(response.headers.get("content-length", 0))
-        if response.request.method != "HEAD" and stated > self._limit:
+        if not self._download and response.request.method != "HEAD" and stated > self._limit:
             raise self._too_much(f"announced {stated:,} bytes")
 
     def __iter__(self) -> Iterator[bytes]:
@@ -199,6 +209,8 @@ def _require_headers(response: httpx.Response) -> None:
 
 def _require_links(response: httpx.Response) -> None:
     """Refuse links that would take the token elsewhere, or never end."""
+    if not _asked:
+        return
     links = {name: link.get("url", "") for name, link in response.links.items()}
     renewal = response.headers.get("x-xet-refresh-route", links.get("xet-auth", ""))
     for link in filter(None, (renewal, links.get("next"))):

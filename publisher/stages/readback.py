@@ -108,6 +108,10 @@ def base_config(variant: Variant) -> Path:
     return hub.download(base.repo or "", base.revision or "", filename=CONFIG).parent
 
 
+# the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it
+_ON_THIS_MACHINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+
+
 def _environment(at: Destination, home: Path) -> dict[str, str]:
     """This process's environment, with the destination for a Hub and empty caches; trusted publishing is done with."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_OIDC")}
@@ -120,6 +124,7 @@ def _environment(at: Destination, home: Path) -> dict[str, str]:
         "HF_HUB_CACHE": str(home / "loading"),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_TOKEN": token} if token else {}),
+        **(_ON_THIS_MACHINE if at.rehearsal else {}),
     }
 
 

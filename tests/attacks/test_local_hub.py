@@ -724,7 +724,7 @@ def _bent(draw: st.DrawFn) -> tuple[str, str, bytes]:
     method, target, meant = draw(st.sampled_from(_MEANT))
     body = json.loads(json.dumps(meant))
     places = list(_places(body))
-    bent = draw(st.integers(0, 3))
+    bent: int = draw(st.integers(0, 3))
     if places and bent:
         holder, key = places[draw(st.integers(0, len(places) - 1))]
         if draw(st.integers(0, 5)):
