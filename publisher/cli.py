@@ -93,7 +93,7 @@ def _tell_interrupted() -> None:
 
 def _tell(error: PublisherError, *, verbose: bool, as_json: bool) -> None:
     if verbose:
-        echo(traceback.format_exc(), err=True)
+        echo(traceback.format_exc(), err=True, nl=False)
     echo(f"error: {error}", err=True)
     if as_json:
         parts = {"found": error.found, "expected": error.expected, "next": error.next_step}

@@ -63,7 +63,7 @@ PAYLOADS = {
     "shell": "'; touch PWNED; echo '$(touch PWNED)`touch PWNED`",
     "backslash": "a\\",
     "rich markup": "[red]a[/red] [link=https://evil.example]b[/link] :warning:",
-    "long": "a" * 20_000,
+    "long": "a" * 5_000,
 }
 every_payload = pytest.mark.parametrize("text", PAYLOADS.values(), ids=PAYLOADS.keys())
 
