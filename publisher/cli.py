@@ -106,7 +106,7 @@ def _tell_usage(error: click.ClickException) -> int:
 
 def _tell(error: PublisherError) -> int:
     if _asked_for("-v", "--verbose"):
-        echo(traceback.format_exc(), err=True)
+        echo(traceback.format_exc(), err=True, nl=False)
     echo(f"error: {error}", err=True)
     _tell_as_json(type(error).__name__, error.found, expected=error.expected, next_step=error.next_step)
     return error.exit_code
@@ -476,11 +476,12 @@ def compat(context: click.Context, /, *, as_json: bool, verbose: bool, require: 
     _quiet_libraries(verbose=verbose)
     with progress_on(Console(stderr=True)) as progress:
         found = judged(**where, progress=progress)
+    problems = complaints(found, require)
     if as_json:
         echo_json(to_json(found))
     else:
         show_compat(found, Console())
-    if problems := complaints(found, require):
+    if problems:
         echo(f"error: {'; '.join(problems)}.", err=True)
         context.exit(1)
 

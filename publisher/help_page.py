@@ -38,10 +38,10 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 ABOUT: Final = """Take the LoRA adapters out of merged fine-tunes, prove them equal, and publish them.
 
 \b
-publish demo                                the whole job on two small pairs
-publish new --source A --base B -o m.yaml   a first manifest
-publish --manifest m.yaml --dry-run         everything but the write to the Hub
-publish audit owner/name                    check what somebody published
+publish demo                               the whole job on two small pairs
+publish new --source A --base B -o m.yaml  a first manifest
+publish --manifest m.yaml --dry-run        everything but the write to the Hub
+publish audit owner/name                   check what somebody published
 """
 EXIT_CODES: Final = (
     ("0", "done"),

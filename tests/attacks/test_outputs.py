@@ -63,7 +63,7 @@ PAYLOADS = {
     "shell": "'; touch PWNED; echo '$(touch PWNED)`touch PWNED`",
     "backslash": "a\\",
     "rich markup": "[red]a[/red] [link=https://evil.example]b[/link] :warning:",
-    "long": "a" * 20_000,
+    "long": "a" * 5_000,
 }
 every_payload = pytest.mark.parametrize("text", PAYLOADS.values(), ids=PAYLOADS.keys())
 
@@ -337,6 +337,12 @@ def put(document: Any, place: tuple[str | int, ...], text: str) -> Any:
 FIELDS = {".".join(map(str, place)): place for place in places(yaml.safe_load(MANIFEST))}
 
 
+IN_FIELDS = (
+    *("escape sequence", "C1 controls", "NUL", "lines", "bidi override", "zero width", "noncharacters", "long"),
+    *("image in a cell", "heading", "link", "fence", "entity", "script", "shell"),
+)
+
+
 def card_of(manifest: Manifest, evidence: tuple[Evidence, ...]) -> str:
     """The card of this manifest, with that evidence."""
     pairs = zip(manifest.variants, evidence, strict=True)
@@ -351,7 +357,7 @@ def test_hostile_text_in_a_field_of_a_manifest_is_refused_in_one_line_or_shown_a
     document = yaml.safe_load(MANIFEST)
     manifest, evidence = evidence_of("plain words")
     expected = rendered(card_of(manifest, evidence)).elements
-    for text in PAYLOADS.values():
+    for text in map(PAYLOADS.__getitem__, IN_FIELDS):
         written = yaml.safe_dump(put(document, place, text))
         changed, problems = parse_manifest(Path("m.yaml"), written, templates=False)
         if changed is None:

@@ -64,7 +64,8 @@ def test_another_template_changes_the_readme_alone(hub: LocalHub, target: Target
 def test_a_corrected_summary_takes_the_manifests_copy_along(hub: LocalHub, target: Target) -> None:
     before = hub.repository(REPO).head()
     edit(Path("demo.yaml"), "two small merged fine-tunes", "two merged fine-tunes")
-    assert "+Adapters taken back out of two merged" in card_from_hub(Path("demo.yaml"), write=True, target=target).diff
+    diff = card_from_hub(Path("demo.yaml"), write=True, target=target).diff
+    assert "+> Adapters taken back out of two merged" in diff
     assert changed_since(hub, target, before) == ["README.md", "manifest.yaml"]
 
 
