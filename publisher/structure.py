@@ -36,6 +36,7 @@ class Structure:
         transposed: weights are (in, out), as in transformers' Conv1D.
         refused: linear modules that PEFT takes no LoRA for.
         tied: for a module that shares its weight, the others that do.
+        shapes: (out, in) of each linear module's weight, however it is stored.
     """
 
     every: frozenset[str]
@@ -43,6 +44,7 @@ class Structure:
     transposed: frozenset[str]
     refused: frozenset[str]
     tied: Mapping[str, tuple[str, ...]]
+    shapes: Mapping[str, tuple[int, int]]
 
 
 def compared(variant: Variant, sides: Sides, *, engine: Engine, progress: Progress) -> Comparison:
@@ -163,12 +165,15 @@ def structure_of(model_class: str, folder: Path) -> Structure:
         if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter):
             sharing.setdefault(id(weight), []).append(name)
     linear = frozenset(name for name, module in modules.items() if isinstance(module, torch.nn.Linear))
+    transposed = frozenset(name for name, module in modules.items() if isinstance(module, Conv1D))
     return Structure(
         every=frozenset(modules),
         linear=linear,
         refused=frozenset(name for name in linear if _is_refused(model, name)),
-        transposed=frozenset(name for name, module in modules.items() if isinstance(module, Conv1D)),
+        transposed=transposed,
         tied={name: tuple(other for other in group if other != name) for group in sharing.values() for name in group},
+        shapes={name: tuple(modules[name].weight.shape) for name in linear}
+        | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
     )
 
 

@@ -54,12 +54,12 @@ def reduced(config: Mapping[str, Any]) -> Reduced:
     ]
     if problems:
         raise ValidationError(f"adapter_config.json: {'; '.join(problems[:4])}", next_step="correct these fields")
-    rest = sorted(name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config))
+    rest = [name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config)]
     initialisation = config.get("init_lora_weights", True)
     if not isinstance(initialisation, bool):
         rest.append("init_lora_weights")
     _require_few_patterns(fields)
-    return Reduced(fields | {"init_lora_weights": initialisation is not False}, tuple(rest))
+    return Reduced(fields | {"init_lora_weights": initialisation is not False}, tuple(sorted(rest)))
 
 
 def _is_said(name: str) -> bool:
@@ -299,6 +299,8 @@ def _resolve_modules(fields: dict[str, Any], names: Sequence[str]) -> Sequence[s
     meant = names if everything else targeted(fields, names)
     if isinstance(fields.get("exclude_modules"), str):  # where it means none, PEFT is to say so
         fields["exclude_modules"] = literal(matching(fields["exclude_modules"], names) or ["\0"])
+    if everything and not all(map(is_plain, _layers_told(fields))):
+        raise UncheckablePatternError("layers_pattern with every linear module: which modules that is depends on PEFT")
     if everything or not patterned:
         return meant
     if not meant:
@@ -310,13 +312,16 @@ def _resolve_modules(fields: dict[str, Any], names: Sequence[str]) -> Sequence[s
 
 
 def _has_patterns(fields: Mapping[str, Any]) -> bool:
-    told = fields.get("layers_pattern", ())
-    layers = [told] if isinstance(told, str) else told
     return (
         isinstance(fields.get("target_modules"), str)
         or isinstance(fields.get("exclude_modules"), str)
-        or not all(map(is_plain, layers))
+        or not all(map(is_plain, _layers_told(fields)))
     )
+
+
+def _layers_told(fields: Mapping[str, Any]) -> Sequence[str]:
+    told: str | list[str] = fields.get("layers_pattern", [])
+    return [told] if isinstance(told, str) else told
 
 
 def _resolve_keys(fields: dict[str, Any], field: str, *, names: Sequence[str], meant: Sequence[str]) -> list[str]:

@@ -16,8 +16,9 @@ from peft.tuners.lora import LoraLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapter import KEY_PREFIX
-from publisher.compat.finding import UNIFORM, finding, wrong_scales
-from publisher.compat.subject import Subject
+from publisher.border.adapterconfig import reduced
+from publisher.compat.finding import UNIFORM, finding, idle, twice, wrong_scales
+from publisher.compat.subject import Pair, Subject
 from publisher.errors import ValidationError, counted
 from publisher.loading import (
     Adapter,
@@ -83,12 +84,12 @@ def with_transformers(subject: Subject, model: Any) -> Reached:
 def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderFinding]:
     """What speaks against it, on the class that the adapter is for."""
     if reached.refusal:
-        yield finding("unreadable", f"{by} refuses it: {reached.refusal}", remedy=_OTHER_CLASS)
+        yield finding("unreadable", f"{by} refuses it: {reached.refusal}", remedy=_remedy(subject))
         return
     total = len(subject.pairs)
     if not reached.filled:
         what = f"none of the {counted(total, 'module')} gets its factors, and {by} only warns: it changes nothing"
-        yield finding("silent no-op", what, modules=total, silent=True, remedy=_OTHER_CLASS)
+        yield finding("silent no-op", what, modules=total, silent=True, remedy=_remedy(subject))
         return
     if reached.lost:
         what = f"{counted(len(reached.lost), 'tensor')} of the file {by} drops without a word"
@@ -100,11 +101,32 @@ def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderF
     known = {name: scale for name, scale in reached.scales.items() if name in subject.pairs}
     why = f"{by} scales by adapter_config.json"
     remedy = "give alpha_pattern the entries of rank_pattern, or extract again: " + UNIFORM
+    yield from [*idle(subject), *twice(subject)]
     yield from wrong_scales(subject, lambda name: known.get(name, subject.scale(name)), why=why, remedy=remedy)
 
 
 _OTHER_CLASS = "load the base by the class whose names the adapter has: its model_class in the manifest"
+_OTHER_BASE = "name the base, and its revision, that the adapter was made for: this one has other sizes"
+_RANKS = "give r and rank_pattern in adapter_config.json the ranks of the tensors"
+_FIELD = "correct what the message names"
 _TARGETS = "name in target_modules just the modules of the file, on a base that has them all"
+
+
+def _remedy(subject: Subject) -> str:
+    """Return what helps: it follows from how names, sizes and ranks lie on the base, not from the words of an error."""
+    places = {name: subject.base.structure.shapes.get(name) for name in subject.pairs}
+    if any(shape is None for shape in places.values()):
+        return _OTHER_CLASS
+    if any(_is_unlike(pair, places[name]) for name, pair in subject.pairs.items()):
+        return _OTHER_BASE
+    return _RANKS if any(pair.rank != subject.config_rank(name) for name, pair in subject.pairs.items()) else _FIELD
+
+
+def _is_unlike(pair: Pair, shape: tuple[int, int] | None) -> bool:
+    """Whether a module's factors are for a weight of another shape (out, in)."""
+    if pair.a is None or pair.b is None or len(pair.a) != len(pair.b) or len(pair.a) != len("ab"):
+        return False
+    return (pair.b[0], pair.a[1]) != shape
 
 
 def empty_base(subject: Subject) -> Any:
@@ -138,6 +160,12 @@ def on_text_only(subject: Subject, reached: Reached, name: str, *, by: str) -> s
     if not reached.filled:
         return f"{where} it changes nothing, and {by} only warns"
     return f"{where} {len(reached.filled)} of {counted(len(subject.pairs), 'module')} are adapted"
+
+
+def left_out(subject: Subject) -> list[str]:
+    """Return what is to be said of the fields that PEFT was not given here."""
+    fields = reduced(subject.config).left_out
+    return [f"tried without {', '.join(fields)} of adapter_config.json, which it may act upon"] if fields else []
 
 
 def _shapes(subject: Subject, model: Any) -> dict[str, tuple[int, int]]:

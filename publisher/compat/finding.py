@@ -27,20 +27,41 @@ def finding(
 
 def wrong_scales(subject: Subject, rule: Callable[[str], float], *, why: str, remedy: str) -> list[LoaderFinding]:
     """The modules whose scale by this loader's rule is another than the one that is meant."""
-    factors = Counter(f"{times:.3g}" for name in subject.pairs if _differs(times := _times(subject, rule, name)))
+    factors = Counter(told for name in subject.pairs if (told := _difference(subject, rule, name)))
     if not factors:
         return []
-    told = ", ".join(f"{counted(number, 'module')} at {times} times the scale" for times, number in factors.items())
+    told = ", ".join(f"{counted(number, 'module')} at {scale}" for scale, number in factors.items())
     return [finding("wrong scale", f"{told}: {why}", modules=factors.total(), silent=True, remedy=remedy)]
 
 
-def _times(subject: Subject, rule: Callable[[str], float], name: str) -> float:
-    meant = subject.scale(name)
-    return rule(name) / meant if meant else math.nan
+def _difference(subject: Subject, rule: Callable[[str], float], name: str) -> str:
+    """Return the scale by this loader's rule beside the one that is meant, or nothing where they are equal."""
+    meant, found = subject.scale(name), rule(name)
+    if math.isclose(found, meant, rel_tol=_CLOSE):
+        return ""
+    return f"{found / meant:.3g} times the scale" if meant else f"the scale {found:.3g}, where 0 is meant"
 
 
-def _differs(times: float) -> bool:
-    return not math.isclose(times, 1.0, rel_tol=_CLOSE)  # NaN too
+def idle(subject: Subject) -> list[LoaderFinding]:
+    """Return what is to be said of an adapter that changes nothing: lora_alpha is 0, or B all zero, in every module."""
+    every = len(subject.pairs)
+    if all(subject.scale(name) == 0 for name in subject.pairs):
+        what = "lora_alpha is 0 in every module, so that the adapter changes nothing"
+        remedy = "give adapter_config.json the lora_alpha that the adapter was trained with"
+    elif len(subject.zeros) == every:
+        what = "lora_B is all zero in every module, so that the adapter changes nothing"
+        remedy = "publish the adapter as it was after training"
+    else:
+        return []
+    return [finding("silent no-op", what, modules=every, silent=True, remedy=remedy)]
+
+
+def twice(subject: Subject) -> list[LoaderFinding]:
+    """Return what is to be said of factors that the file holds more than once, by different keys."""
+    if not subject.doubled:
+        return []
+    what = f"{counted(len(subject.doubled), 'factor')} by more than one key, as {subject.doubled[0]}"
+    return [finding("refused tensor", what, modules=len(subject.doubled), remedy="write each factor once")]
 
 
 def halves(subject: Subject) -> list[LoaderFinding]:

@@ -7,7 +7,7 @@ says of patterns or rslora. Both complain of what they cannot place.
 from collections.abc import Iterator
 
 from publisher.artefacts import GGUF
-from publisher.compat.finding import EXPORTED, MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.compat.finding import EXPORTED, MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
 from publisher.compat.subject import Subject
 from publisher.errors import counted
 from publisher.records import LoaderFinding, LoaderVerdict
@@ -26,6 +26,7 @@ def judge(subject: Subject) -> LoaderVerdict:
         return verdict("llama.cpp", READ, basis="read", findings=(), flags=[f"--lora {GGUF}"], notes=[EXPORTED])
     architecture = subject.base.architecture
     found = [*_tensors(subject), *_names(subject), *_columns(subject), *halves(subject)]
+    found += [*twice(subject), *_idle(subject)]
     found += wrong_scales(subject, lambda name: scale(subject, name), why=_PATTERNS, remedy=_scale_remedy(subject))
     unknown = "" if architecture in _LOOKED_INTO else f"how llama.cpp names {architecture} was not looked into"
     flags = ["convert_lora_to_gguf.py --base BASE FOLDER", "--lora FILE.gguf"]
@@ -36,6 +37,11 @@ def scale(subject: Subject, name: str) -> float:
     """By llama_adapter_lora_weight::get_scale: an alpha of 0 counts as none."""
     alpha, rank = subject.config.get("lora_alpha") or 0, subject.pairs[name].rank
     return float(alpha / rank) if alpha and rank else 1.0
+
+
+def _idle(subject: Subject) -> list[LoaderFinding]:
+    """An alpha of 0 is a wrong scale here, no adapter that changes nothing; a B of zeros is one."""
+    return idle(subject) if len(subject.zeros) == len(subject.pairs) else []
 
 
 def _scale_remedy(subject: Subject) -> str:

@@ -1,7 +1,7 @@
 """MLX: rules read in mlx-lm's wheel, 0.32.2. It has a format of its own, and says so when it meets another."""
 
 from publisher.artefacts import MLX
-from publisher.compat.finding import EXPORTED, MERGED, finding, verdict
+from publisher.compat.finding import EXPORTED, MERGED, finding, idle, verdict
 from publisher.compat.subject import Subject
 from publisher.records import LoaderVerdict
 
@@ -16,4 +16,4 @@ def judge(subject: Subject) -> LoaderVerdict:
     lacking = [name for name in ("num_layers", "lora_parameters") if name not in subject.config]
     what = f"it looks for {WEIGHTS}" + (f", and for {' and '.join(lacking)} in adapter_config.json" if lacking else "")
     remedy = f"write exports: [mlx] in the manifest, for a file in its own format, or {MERGED}"
-    return verdict("MLX", READ, basis="read", findings=[finding("other format", what, remedy=remedy)])
+    return verdict("MLX", READ, basis="read", findings=[finding("other format", what, remedy=remedy), *idle(subject)])

@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from publisher.compat.executed import empty_base, findings, on_text_only, text_only, with_peft
+from publisher.compat.executed import empty_base, findings, left_out, on_text_only, text_only, with_peft
 from publisher.compat.finding import verdict
 from publisher.compat.subject import Subject
 from publisher.records import LoaderVerdict, Validation
@@ -17,5 +17,6 @@ def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
     found = [] if validation else list(findings(subject, with_peft(subject, empty_base(subject)), by="PEFT"))
     version = validation.packages["peft"] if validation else metadata.version("peft")
     other = text_only(subject)
-    notes = [on_text_only(subject, with_peft(subject, other[1]), other[0], by="PEFT")] if other else []
+    notes = [*left_out(subject)]
+    notes += [on_text_only(subject, with_peft(subject, other[1]), other[0], by="PEFT")] if other else []
     return verdict("PEFT", version, basis="executed", findings=found, notes=notes)

@@ -7,7 +7,7 @@ of a module's name, so that a prefix of another class does no harm; what it pack
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from publisher.compat.finding import MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.compat.finding import MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
 from publisher.compat.installed import reader
 from publisher.compat.subject import Subject
 from publisher.errors import counted
@@ -51,7 +51,7 @@ def judge(subject: Subject) -> LoaderVerdict:
     reader = _installed() or _Reader(READ, "read", _scale)
     architecture = subject.base.architecture
     found = [*_fields(subject), *_modules(subject), *_packed(subject), *_ranks(subject), *_layers(subject)]
-    found += [*_others(subject), *halves(subject)]
+    found += [*_others(subject), *halves(subject), *twice(subject), *idle(subject)]
     scale = reader.scale(subject)
     why = "SGLang scales every module by lora_alpha / r, without patterns or rslora"
     found += wrong_scales(subject, lambda _: scale, why=why, remedy=UNIFORM)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from publisher.compat.finding import MERGED, UNIFORM, finding, halves, verdict, wrong_scales
+from publisher.compat.finding import MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
 from publisher.compat.installed import reader
 from publisher.compat.subject import Subject
 from publisher.compat.vllm_models import WITH_LORA, WITHOUT_LORA
@@ -25,6 +25,9 @@ _REQUIRED = ("r", "lora_alpha", "target_modules")
 _REFUSED = ("use_dora", "lora_bias", "alora_invocation_tokens", "layer_replication", "use_bdlora", "use_qalora")
 _STRIPPED = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")  # these take the names of the whole model as well
 _TOWERS = ("model.visual.", "visual.", "model.vision_tower.", "vision_tower.", "model.multi_modal_projector.")
+_RESOLVER = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, VLLM_PLUGINS=lora_hf_hub_resolver and VLLM_LORA_RESOLVER_HF_REPO_LIST=REPO"
+)
 _EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
@@ -41,7 +44,8 @@ class _Reader:
 def judge(subject: Subject) -> LoaderVerdict:
     """The verdict."""
     reader = _installed() or _Reader(READ, "read", refusals, lambda adapter, name: adapter.scale_by_peft(name))
-    found = [*reader.refusals(subject), *_architecture(subject), *_tensors(subject), *halves(subject)]
+    found = [*reader.refusals(subject), *_architecture(subject), *_tensors(subject), *halves(subject), *twice(subject)]
+    found += idle(subject)
     if not found:
         found += _silent(subject)
     why = "vLLM scales by what it reads in adapter_config.json"
@@ -183,7 +187,11 @@ def _flags(subject: Subject) -> list[str]:
 
 def _notes(subject: Subject) -> Iterator[str]:
     if subject.subfolder:
-        yield f"it takes no subfolder of a repository: download {subject.subfolder}/ and name the local folder"
+        folder = subject.subfolder
+        yield (
+            f"--lora-modules takes no subfolder: download {folder}/ and name the local folder; or set {_RESOLVER}, and "
+            f"ask for the model REPO/{folder}, of the base that adapter_config.json names, on its main branch"
+        )
     if any(".experts" in name for name in subject.pairs):
         yield "factors of experts are not looked into"
     plain = _plain_scale(subject)

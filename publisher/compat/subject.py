@@ -1,7 +1,7 @@
 """What is judged: an adapter's configuration and the header of its tensors, and what is known of its base.
 
-The weights are not needed, of the adapter as little as of the base: the base's class is built on the meta device
-from config.json. Refused are a folder that holds no adapter, and a base whose class transformers does not have.
+The weights are not needed, of the adapter no more than whether B is all zero: the base's class is built on the meta
+device from config.json. Refused are a folder that holds no adapter, and a base whose class transformers does not have.
 """
 
 import math
@@ -15,14 +15,16 @@ from typing import Any
 from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER, CONFIG, EXPORTS, EXTRACTION
 from publisher.border.adapterconfig import reduced
+from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
 from publisher.errors import FetchError, ValidationError
 from publisher.structure import Structure, structure_of
-from publisher.tensors import TensorHeader, file_headers, read_config, read_json
+from publisher.tensors import TensorHeader, TensorReader, file_headers, read_config, read_json
 
 _HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _MATRIX = (2, 5)  # dimensions: of a matrix, and of a convolution's factor at the most
+_BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 _DEFAULT = 8  # PEFT's own rank and alpha
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
@@ -102,6 +104,26 @@ class Subject:
                 found.setdefault(match[1].removeprefix(KEY_PREFIX), {})[match[2]] = header.shape
         return {name: Pair(halves.get("A"), halves.get("B")) for name, halves in found.items()}
 
+    @cached_property
+    def doubled(self) -> list[str]:
+        """The keys of factors that another key of the file names too: with `default`, or without PEFT's prefix."""
+        seen: set[tuple[str, str]] = set()
+        found = []
+        for key in self.headers:
+            if match := _HALF.fullmatch(key):
+                half = (match[1].removeprefix(KEY_PREFIX), match[2])
+                found += [key] if half in seen else []
+                seen.add(half)
+        return found
+
+    @cached_property
+    def zeros(self) -> frozenset[str]:
+        """The modules whose B holds nothing but zeros; reading stops at the first other number."""
+        with TensorReader(self.headers) as reader:
+            halves = {key: match[1] for key in self.headers if (match := _HALF.fullmatch(key)) and match[2] == "B"}
+            idle = [key for key in halves if not any(bool(block.any()) for block in reader.blocks(key, _BLOCK))]
+        return frozenset(halves[key].removeprefix(KEY_PREFIX) for key in idle)
+
     @property
     def named(self) -> list[str]:
         """The factors whose key holds the adapter's name, as PEFT never writes it to a file."""
@@ -127,10 +149,14 @@ class Subject:
 
     def scale_by_peft(self, name: str) -> float:
         """PEFT's rule, which the format belongs to: alpha / r, or alpha / sqrt(r), with the patterns of both."""
-        ranks, alphas = self._keys
-        rank = _value(self.config, "rank_pattern", key=ranks.key_for(name), default="r")
+        _, alphas = self._keys
+        rank = self.config_rank(name)
         alpha = _value(self.config, "alpha_pattern", key=alphas.key_for(name), default="lora_alpha")
         return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+
+    def config_rank(self, name: str) -> float:
+        """Return the rank that adapter_config.json gives the module."""
+        return _value(self.config, "rank_pattern", key=self._keys[0].key_for(name), default="r")
 
     @cached_property
     def _keys(self) -> tuple[Keys, Keys]:
@@ -160,6 +186,11 @@ def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
     if odd := next((complaint for key in headers if (complaint := factor_complaint(key, headers[key]))), ""):
         raise FetchError(
             f"{folder / ADAPTER}: {odd}", expected="factors that are matrices", next_step="extract the adapter again"
+        )
+    size = (folder / ADAPTER).stat().st_size
+    if size > LIMITS.adapter_bytes:
+        raise FetchError(
+            f"{folder / ADAPTER} has {size:,} bytes", expected=f"an adapter of at most {LIMITS.adapter_bytes:,} bytes"
         )
     return subject
 

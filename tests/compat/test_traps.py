@@ -129,7 +129,18 @@ def test_modules_of_the_vision_tower_need_a_flag_of_vllm_and_are_nothing_to_llam
 def test_an_adapter_in_a_subfolder_is_fetched_by_hand_for_servers_that_know_none(make: Make) -> None:
     judged = make().judged(subfolder="small")
     note = "it takes no subfolder of a repository: download small/ and name the local folder"
-    assert [loader for loader in EVERY if note in judged[loader].notes] == ["vLLM", "SGLang"]
+    assert [loader for loader in EVERY if note in judged[loader].notes] == ["SGLang"]
+
+
+def test_vllm_serves_a_subfolder_by_its_bundled_resolver(make: Make) -> None:
+    (note,) = make().judged(subfolder="small")["vLLM"].notes
+    settings = (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+        "VLLM_PLUGINS=lora_hf_hub_resolver",
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST=REPO",
+        "ask for the model REPO/small",
+    )
+    assert [setting for setting in settings if setting not in note] == []
 
 
 # --- T1, T4: nothing reaches a module, and nothing says so ----------------------------------------------------

@@ -58,7 +58,7 @@ def test_what_passed_validation_has_its_loaders_in_extraction_json_and_on_the_ca
     card = (STAGED / "README.md").read_text()
     assert "\n### Loads with\n" in card
     assert "| llama.cpp | commits 0b03adaa, 0650ea8c, read | wrongly, with `convert_lora_to_gguf.py " in card
-    assert "\n- Pico two, vLLM: it takes no subfolder of a repository: download small/ and name" in card
+    assert "\n- Pico two, vLLM: --lora-modules takes no subfolder: download small/ and name" in card
 
 
 def test_no_path_of_this_machine_is_in_a_verdict() -> None:
@@ -152,7 +152,7 @@ def test_the_command_shows_loaders_findings_and_what_helps_and_fails_where_one_w
     assert "Pico one" not in done.stdout
     assert "llama.cpp: 4 modules at 1.5 times the scale: llama.cpp divides one alpha by each tensor's" in done.stdout
     assert "\n  set adapter.layout: uniform in the manifest, which pads every module to one rank\n" in done.stdout
-    assert "vLLM: it takes no subfolder of a repository" in done.stdout
+    assert "vLLM: --lora-modules takes no subfolder" in done.stdout
 
 
 def test_a_uniform_layout_is_right_everywhere(tmp_path: Path) -> None:
