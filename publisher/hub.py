@@ -48,6 +48,7 @@ from publisher import hubdoor
 from publisher.border.escape import for_terminal
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
+from publisher.causes import explained
 from publisher.errors import (
     HubError,
     MissingFileError,
@@ -529,6 +530,8 @@ def _explained(repo: str, revision: str, *, filename: str = "", at: Destination 
         error = _inner(raised)
         if isinstance(error, PublisherError):
             raise error from raised
+        if isinstance(error, UnicodeEncodeError):  # of a header: it quotes the token, and is told without it
+            raise explained(error) from None
         explanation = (
             _absence(error, repo, revision=revision, filename=filename, at=at)
             or _failure(error, repo, at=at)

@@ -147,6 +147,20 @@ def empty_model(model_class: str, config: Any) -> Any:
         return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
 
 
+def whole_model(model_class: str, folder: Path) -> Any:
+    """Return the model with the weights in this folder, in float32.
+
+    Raises:
+        FetchError: there is no readable config.json.
+        ValidationError: transformers has no such class, or refuses the folder.
+    """
+    config, found = configuration(folder), class_named(model_class)
+    what = f"{model_class} in {folder}"
+    with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
+        loaded = found.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)
+        return loaded.eval()
+
+
 def configuration(folder: Path) -> Any:
     """Return the model's configuration, from config.json in this folder.
 
@@ -202,7 +216,7 @@ def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
     size = weights.stat().st_size
     if size > LIMITS.adapter_bytes:
         raise ValidationError(
-            f"{weights} has {size:,} bytes", expected=f"an adapter of at most {LIMITS.adapter_bytes:,} bytes"
+            f"{weights} has {size:,} bytes; at most {LIMITS.adapter_bytes:,} are loaded", expected="a LoRA adapter"
         )
     rank = max([fields.get("r", 1), *fields.get("rank_pattern", {}).values()])
     largest = max((extent for shape in shapes for extent in shape), default=0)

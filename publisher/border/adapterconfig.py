@@ -54,12 +54,12 @@ def reduced(config: Mapping[str, Any]) -> Reduced:
     ]
     if problems:
         raise ValidationError(f"adapter_config.json: {'; '.join(problems[:4])}", next_step="correct these fields")
-    rest = sorted(name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config))
+    rest = [name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config)]
     initialisation = config.get("init_lora_weights", True)
     if not isinstance(initialisation, bool):
         rest.append("init_lora_weights")
     _require_few_patterns(fields)
-    return Reduced(fields | {"init_lora_weights": initialisation is not False}, tuple(rest))
+    return Reduced(fields | {"init_lora_weights": initialisation is not False}, tuple(sorted(rest)))
 
 
 def _is_said(name: str) -> bool:
@@ -68,6 +68,11 @@ def _is_said(name: str) -> bool:
 
 def _is_idle(name: str, config: Mapping[str, Any]) -> bool:
     """Whether PEFT looks at the field only where another is set; it writes its default for it into every file."""
+    if (
+        name == "auto_mapping"
+    ):  # names the base's class; where that is not of transformers, PEFT would import the module
+        library = config[name].get("parent_library") if isinstance(config[name], dict) else None
+        return isinstance(library, str) and library.partition(".")[0] == "transformers"
     return name in _IDLE and not config.get(_IDLE[name])
 
 
@@ -136,6 +141,11 @@ def _are_replicated(value: object) -> bool:
     return len(spans) == len(value) and sum(max(b - a, 0) for a, b in spans) <= LIMITS.layer_replications
 
 
+def _whole(value: object) -> object:
+    """Return a whole number that is written as 4.0 as what it is; each loader then takes or refuses it itself."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -147,7 +157,7 @@ _KNOWN: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "task_type": (lambda value: isinstance(value, str) and value in _TASKS, f"one of {', '.join(_TASKS)}"),
     "r": (is_rank, _RANK),
     "lora_alpha": (is_number, f"a number of at most {_NUMBER:g}"),
-    "rank_pattern": (_is_by_pattern(is_rank), f"for each pattern {_RANK}"),
+    "rank_pattern": (_is_by_pattern(lambda value: is_rank(_whole(value))), f"for each pattern {_RANK}"),
     "alpha_pattern": (_is_by_pattern(is_number), f"for each pattern a number of at most {_NUMBER:g}"),
     "target_modules": (_are_modules, f"a pattern of at most {LIMITS.pattern_characters:,} characters, or {_LIST}"),
     "exclude_modules": (_are_modules, f"a pattern of at most {LIMITS.pattern_characters:,} characters, or {_LIST}"),

@@ -28,12 +28,12 @@ from publisher.errors import ValidationError, listed
 from publisher.files import sha256_of
 from publisher.loading import (
     Adapter,
-    class_named,
     configuration,
     load_adapter,
     loading_problems,
     merged_by_peft,
     quiet,
+    whole_model,
 )
 from publisher.manifest import Variant
 from publisher.progress import Progress
@@ -322,13 +322,13 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
     ids = _token_ids(configuration(base.folder))
-    adapted, complaints = load_adapter(_model(variant, base), Adapter(staged))
+    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), Adapter(staged))
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
         without = _logits(adapted, ids)
     del adapted
-    released = _logits(_model(variant, source), ids)
+    released = _logits(whole_model(variant.model_class, source.folder), ids)
     check = _function_check(with_adapter, without, released=released)
     if not check.ratio < FUNCTION_LIMIT:
         raise ValidationError(
@@ -356,13 +356,6 @@ def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, releas
 def _token_ids(config: Any) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
     return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=lora.seeded("tokens", torch.device("cpu")))
-
-
-def _model(variant: Variant, snapshot: Snapshot) -> Any:
-    loaded = class_named(variant.model_class).from_pretrained(
-        snapshot.folder, dtype=torch.float32, local_files_only=True
-    )
-    return loaded.eval()
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -271,7 +271,7 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code"), ENDINGS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("arguments", "code"), ENDINGS, ids=str)
 def test_with_json_stdout_is_one_document_however_the_command_ends(
     own_tiny_run: Path, told: Any, arguments: tuple[str, ...], code: int
 ) -> None:

@@ -18,7 +18,7 @@ from publisher import lora
 from publisher.engines.local import Local
 from publisher.errors import ValidationError
 from publisher.files import packaged_folder, sha256_of
-from publisher.loading import Adapter, load_adapter, quiet
+from publisher.loading import Adapter, load_adapter, quiet, whole_model
 from publisher.manifest import Variant, load_manifest
 from publisher.progress import silent
 from publisher.records import Extraction, Validation
@@ -295,7 +295,7 @@ def test_an_adapter_of_the_wrong_sign_is_further_from_the_source_than_the_base_i
 def test_what_peft_warns_of_is_an_error() -> None:
     spoilt(tensors=lambda tensors: tensors.pop(A))
     with quiet():
-        model = stage._model(FLASH, fetch(FLASH.base, memo=Path("memo.json"), progress=silent))
+        model = whole_model(FLASH.model_class, fetch(FLASH.base, memo=Path("memo.json"), progress=silent).folder)
         complaints = load_adapter(model, Adapter(STAGED))[1]
     assert len(complaints) == 1
     assert "missing adapter keys" in complaints[0]
