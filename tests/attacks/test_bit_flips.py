@@ -1,5 +1,6 @@
 """One bit of a release, of kept work or of a checkpoint is flipped: what is published is undamaged, or nothing is."""
 
+import difflib
 import os
 import random
 import shutil
@@ -50,6 +51,17 @@ def flip(file: Path, bit: int) -> None:
 
 def staged() -> dict[str, bytes]:
     return {file.relative_to(STAGED).as_posix(): file.read_bytes() for file in STAGED.rglob("*") if file.is_file()}
+
+
+def changes(sound: dict[str, bytes]) -> list[str]:
+    """Return the lines in which the staged tree differs from the undamaged one."""
+    there = staged()
+    found: list[str] = []
+    for name in sorted(sound.keys() | there.keys()):
+        if sound.get(name) != there.get(name):
+            ours, theirs = (tree.get(name, b"").decode(errors="replace").splitlines() for tree in (sound, there))
+            found += [name, *difflib.unified_diff(ours, theirs, n=0, lineterm="")]
+    return found
 
 
 def files_of(*folders: Path) -> list[Path]:
@@ -140,8 +152,8 @@ def test_after_one_flipped_bit_the_run_goes_on_and_stages_what_the_undamaged_one
         file = there[number % len(there)]
         bit = chance.randrange(8 * file.stat().st_size)
         flip(file, bit)
-        again()
-        assert staged() == sound, f"bit {bit} of {file}"
+        told = again()
+        assert changes(sound) == [], f"bit {bit} of {file}, {number}: {told}"
         hit[file] += 1
     assert len(hit) == len(there), "every file was hit"
 
