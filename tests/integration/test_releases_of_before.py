@@ -7,6 +7,7 @@ ones, or copies with other words in every section.
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError
 from publisher.audit.evidence import digests, evidence, figures, pictures, verification
 from publisher.audit.meaning import Comparison, compared, picture_problems
-from publisher.audit.release import card, open_release
+from publisher.audit.release import Release, card, open_release
 from publisher.errors import AuditError, PublisherError
 from publisher.files import canonical_json, packaged_folder
 from publisher.manifest import load_manifest
@@ -55,6 +56,10 @@ OTHER_WORDS = {
 
 
 @pytest.fixture(params=EVERY)
+def opened_anew(release: Path) -> Release:
+    return open_release(str(release), silent, view=Path(tempfile.mkdtemp()) / "view")
+
+
 def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a kept release; its base is beside it, where its manifest says."""
     return _copied(request.param, tmp_path, monkeypatch)
@@ -100,7 +105,7 @@ def cards(release: Path) -> tuple[str, str]:
 
 
 def card_of(release: Path) -> str:
-    return card(open_release(str(release), silent))
+    return card(opened_anew(release))
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -270,7 +275,7 @@ def rewrite(file: Path, change: Callable[[Any], None]) -> None:
 def complaints(release: Path) -> list[str]:
     """What the checks say that hold the artefacts against each other and against the card."""
     found = []
-    opened = open_release(str(release), silent)
+    opened = opened_anew(release)
     adapter = Adapter.read("/", release, variant=opened.variant("/"))
     for claim in (evidence, digests, figures, verification):
         try:
@@ -312,7 +317,7 @@ def test_an_artefact_that_lacks_fields_of_later_versions_is_read(verified: Path)
         del data["summary"]["exports"], data["summary"]["fp8"], data["settings"]["exports"]
 
     rewrite(verified / "extraction.json", older)
-    adapter = Adapter.read("/", verified, variant=open_release(str(verified), silent).variant("/"))
+    adapter = Adapter.read("/", verified, variant=opened_anew(verified).variant("/"))
     assert evidence(adapter).endswith("of before there was exports, fp8, which it lacks")
     assert not complaints(verified)
 
@@ -346,7 +351,7 @@ def test_a_field_that_nobody_knows_is_a_newer_versions_or_an_edit(verified: Path
 
 def test_a_picture_of_another_version_may_be_drawn_otherwise_and_say_nothing_else(verified: Path) -> None:
     edit(verified / "errors.svg", 'y="20"', 'y="21"')
-    adapter = Adapter.read("/", verified, variant=open_release(str(verified), silent).variant("/"))
+    adapter = Adapter.read("/", verified, variant=opened_anew(verified).variant("/"))
     with pytest.raises(UncheckedError, match=r"drawn by publisher 0\.1\.0: the numbers on errors\.svg follow"):
         pictures(adapter)
     edit(verified / "errors.svg", ">below 0.5<", ">below 0.1<")
