@@ -11,11 +11,11 @@ class Limits:
     Each is far above what any real model needs, and low enough that reading ends within seconds and a gigabyte.
     """
 
-    json_bytes: int = 64 * 2**20  # an extraction.json takes about 1 kB a module
-    json_depth: int = 64
-    yaml_bytes: int = 256 * 2**10
-    yaml_depth: int = 32
-    yaml_aliases: int = 100
+    json_bytes: int = 64 * 2**20  # of one JSON document; an extraction.json takes about 1 kB a module
+    json_depth: int = 64  # levels of nesting in a JSON document
+    yaml_bytes: int = 256 * 2**10  # of a manifest, or of the header of a card
+    yaml_depth: int = 32  # levels of nesting in a YAML document, aliases written out
+    yaml_aliases: int = 100  # in one YAML document
     number_digits: int = 64  # of one integer in JSON or YAML
     entries: int = 2_000_000  # values in one JSON document
     yaml_entries: int = 20_000  # values in one YAML document, aliases written out
@@ -33,10 +33,10 @@ class Limits:
     layers: int = 2_000  # of a model class that is built without weights
     modules: int = 500_000  # of such a model: layers x experts, replicated layers included
     layer_replications: int = 2_000  # layers after layer_replication
-    rank: int = 1_000_000
+    rank: int = 1_000_000  # of one module
     title_characters: int = 200  # the author's words on a card: each is one line
     label_characters: int = 100  # of a variant; likewise the name of a test set
-    summary_characters: int = 1_000
+    summary_characters: int = 1_000  # of the card's summary
     repository_files: int = 200_000  # entries, folders included, of one listing of a repository
     answer_bytes: int = 16 * 2**20  # of one answer of a server, downloads of files apart; a page of a listing is 1 MB
     answer_pages: int = 2_000  # of one list that a server gives in pages
