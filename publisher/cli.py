@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import click
 
 from publisher import __version__
 from publisher.artefacts import CARD
-from publisher.border.echo import DOCUMENT_PRINTED, echo, echo_json, guard_libraries
+from publisher.border.echo import DOCUMENT_PRINTED, document_alone, echo, echo_json, guard_libraries
 from publisher.border.escape import for_terminal
 from publisher.causes import explained
 from publisher.errors import CardError, ManifestError, PublisherError
@@ -54,6 +55,8 @@ _stream = click.option("--stream", is_flag=True, help="Read the weights from the
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Say more; show the traceback of an error.")
 
+_traceback = click.option("-v", "--verbose", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
 _hub = click.option("--hub", type=click.Choice(["local"]), help="local: rehearse the push on an embedded local Hub.")
 _tag = click.option("--tag", metavar="NAME", help="Tag the commit, as v1.2.0.")
 _signing_key = click.option(
@@ -72,17 +75,24 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would write over our own
     guard_libraries()
     DOCUMENT_PRINTED.clear()
+    with document_alone() if _asked_for("--json") else nullcontext():
+        code = _ended()
+    sys.exit(code)
+
+
+def _ended() -> int:
+    """Run the command, and return its exit code, whatever it ends with."""
     try:
         code = cli(prog_name="publish", standalone_mode=False)
     except click.ClickException as error:
-        code = _tell_usage(error)
+        return _tell_usage(error)
     except (KeyboardInterrupt, click.Abort):
         _tell_interrupted()
         sys.stdout.flush()
         os._exit(EXIT_CODE)  # at once: what torch and others do on the way out can take seconds
     except Exception as error:  # noqa: BLE001 - whatever a library or a release raises is told in words
-        code = _tell(explained(error))
-    sys.exit(code if isinstance(code, int) else 0)
+        return _tell(explained(error))
+    return code if isinstance(code, int) else 0
 
 
 def _asked_for(*flags: str) -> bool:
@@ -224,6 +234,7 @@ def push(**options: Any) -> None:
 @cli.command(name="hub")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("local-hub"), metavar="DIR", help="Its data.")
 @click.option("--port", type=int, default=0, metavar="N", help="A port of 127.0.0.1 [a free one].")
+@_traceback
 def serve_hub(root: Path, port: int) -> None:
     """Serve a local Hub on this machine, and print how to point the Hub's client at it."""
     from publisher.localhub import serve
@@ -233,6 +244,7 @@ def serve_hub(root: Path, port: int) -> None:
 
 @cli.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
+@_traceback
 def pin(manifest: Path) -> None:
     """Resolve names to full commit ids and rewrite the manifest, comments kept."""
     from publisher.hub import resolve_revision
@@ -250,6 +262,7 @@ def pin(manifest: Path) -> None:
 @click.option("--source", required=True, metavar="DIR_OR_REPO", help="The merged fine-tune.")
 @click.option("--base", required=True, metavar="DIR_OR_REPO", help="The model it was made from.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it [stdout].")
+@_traceback
 def new(source: str, base: str, output: Path | None) -> None:
     """Write a manifest after reading both checkpoints' headers."""
     from publisher.files import write_text
@@ -278,6 +291,7 @@ verify = _one_stage("verify", "Hold the answers of base + adapter against the re
 @click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md and its pictures alone.")
 @_pr
 @_dist
+@_traceback
 def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
     """Render README.md and its pictures from the JSON artefacts alone."""
     _quiet_libraries(verbose=False)
@@ -335,6 +349,7 @@ _folder = click.option(
 @_folder
 @_dist
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
+@_traceback
 def report(*, manifest: Path | None, folder: Path | None, dist: Path, output: Path | None) -> None:
     """Write one HTML page with everything that is known of a release [DIST/NAME.html]."""
     echo(f"report: {_write_report(manifest, folder, dist=dist, output=output)}")
@@ -376,6 +391,7 @@ def _complete_module(context: click.Context, _: click.Parameter, incomplete: str
 @_folder
 @_dist
 @_json
+@_traceback
 def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Path, as_json: bool) -> None:
     """Show all that is known of one module, by its full name or the end of it."""
     from rich.console import Console
@@ -394,6 +410,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 
 @cli.command()
 @click.argument("manifests", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_traceback
 def check(manifests: tuple[Path, ...]) -> None:
     """Every problem of every manifest at once; no network, no torch."""
     from publisher.manifest import read_manifest

@@ -6,27 +6,30 @@ a record.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
-    NonNegativeInt,
     StringConstraints,
     ValidationError,
 )
 
-from publisher.artefacts import ADAPTER, CONFIG, RESIDUAL
+from publisher.artefacts import ADAPTER, CONFIG, EXPORTS, RESIDUAL
+from publisher.border.escape import for_terminal
 from publisher.border.files import read_regular
-from publisher.border.json_text import require_bounded
+from publisher.border.json_text import parse_json
 from publisher.border.limits import LIMITS
+from publisher.border.names import shortened, tensor_name
 from publisher.border.paths import repository_path
 from publisher.errors import FetchError
 from publisher.files import canonical_json, sha256_of, write_text
 
 SCHEMA_VERSION: Literal[1] = 1
+_PARTS, _PART = 8, 80  # of a place in a message, and characters of each
 
 
 def six_digits(value: float) -> float:
@@ -34,7 +37,13 @@ def six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-Figure = Annotated[float, AfterValidator(six_digits)]
+_T = TypeVar("_T")
+_LARGEST = 1e30  # of a figure: whatever is drawn or divided stays finite
+
+Figure = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST), AfterValidator(six_digits)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+TensorName = Annotated[str, AfterValidator(tensor_name)]
+Each = Annotated[tuple[_T, ...], FailFast()]  # the first that is wrong ends it: millions of complaints fill the memory
 Shape = tuple[int, ...]
 
 
@@ -59,18 +68,16 @@ class Record(BaseModel):
             FetchError: where the file is missing, damaged, no regular file, or of another schema.
         """
         try:
-            content = read_regular(path, limit=LIMITS.json_bytes)
-            require_bounded(content)
-            return cls.model_validate_json(content)
+            return cls.model_validate(parse_json(read_regular(path, limit=LIMITS.json_bytes)))
         except FileNotFoundError:
             raise FetchError(f"{path} does not exist", next_step="run the stage that writes it") from None
         except OSError as error:
             raise FetchError(f"{path} cannot be read: {error.strerror}", next_step="name another folder") from None
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = for_terminal(".".join(str(part)[:_PART] for part in first["loc"][:_PARTS])) or "the file"
             raise FetchError(
-                f"{path}: {place}: {first['msg']}",
+                f"{path}: {place}: {for_terminal(first['msg'])}",
                 expected=f"a {cls.__name__} of schema version {SCHEMA_VERSION}",
                 next_step="delete the file and run the stage that writes it",
             ) from None
@@ -96,7 +103,7 @@ class FileDigest(Record):
     """One file of a checkpoint or of the staged tree; `name` is relative and uses forward slashes."""
 
     name: FileName
-    size: NonNegativeInt
+    size: Count
     sha256: Sha256
 
     @classmethod
@@ -105,13 +112,23 @@ class FileDigest(Record):
         return cls(name=name or path.name, size=path.stat().st_size, sha256=sha256_of(path))
 
 
+def _export(file: FileDigest) -> FileDigest:
+    if file.name not in _EXPORTED:
+        raise ValueError(f"a file {shortened(file.name)}, which is none of {', '.join(sorted(_EXPORTED))}")
+    return file
+
+
+_EXPORTED = frozenset(name for names in EXPORTS.values() for name in names)
+ExportFile = Annotated[FileDigest, AfterValidator(_export)]
+
+
 class Checkpoint(Record):
     """Which checkpoint: the repository id and commit, or a local folder's name and the digest of its files."""
 
     kind: Literal["hub", "local"]
     name: str
     revision: str
-    files: tuple[FileDigest, ...]
+    files: Each[FileDigest]
 
     @property
     def short(self) -> str:
@@ -167,13 +184,13 @@ class ExactRecovery(Record):
     arithmetic: Literal["one rounding", "update rounded first"]
     told_apart: bool
     other_share: Figure | None
-    rank_shown: int
+    rank_shown: Count
     svd_share: Figure
     float32_share: Figure
     share: Figure
-    iterations: int
+    iterations: Count
     ended: Literal["inside", "settled", "budget"]
-    residual: int | None = None
+    residual: Count | None = None
 
 
 class ModuleExtraction(Record):
@@ -203,10 +220,10 @@ class ModuleExtraction(Record):
         spectrum: of the singular values kept, those at `spectrum_places`; none in evidence of before there were any.
     """
 
-    name: str
-    shape: tuple[int, int]
-    rank: int
-    alpha: int
+    name: TensorName
+    shape: tuple[Count, Count]
+    rank: Count
+    alpha: Count
     method: Literal["randomized svd", "exact svd"]
     fit_error: Figure
     relative_error: Figure
@@ -224,7 +241,7 @@ class ModuleExtraction(Record):
     transposed: bool = False
     recovery: ExactRecovery | None = None
     # evidence of before there were any is written back as it was: an audit compares the bytes
-    spectrum: tuple[Figure, ...] = Field(default=(), exclude_if=lambda values: not values)
+    spectrum: Each[Figure] = Field(default=(), exclude_if=lambda values: not values)
 
 
 class LeftOut(Record):
@@ -237,7 +254,7 @@ class LeftOut(Record):
         share: of the squared norm of all differences; absent likewise.
     """
 
-    name: str
+    name: TensorName
     reason: str
     norm: Figure | None = None
     share: Figure | None = None
@@ -255,10 +272,10 @@ class Carried(Record):
         share: of the squared norm of all differences; absent until the summary knows them all.
     """
 
-    module: str
-    tensors: tuple[str, ...]
-    tied: tuple[str, ...]
-    parameters: int
+    module: TensorName
+    tensors: Each[TensorName]
+    tied: Each[TensorName]
+    parameters: Count
     norm: Figure
     share: Figure | None = None
 
@@ -274,9 +291,9 @@ class Spread(Record):
 class RankCount(Record):
     """How many modules have this rank, and what the last parts of their names are."""
 
-    rank: int
-    modules: int
-    names: tuple[str, ...]
+    rank: Count
+    modules: Count
+    names: Each[str]
 
 
 class ExtractionSummary(Record):
@@ -302,17 +319,17 @@ class ExtractionSummary(Record):
         exports: the files of the formats that the manifest's `adapter.exports` names.
     """
 
-    linears: int
+    linears: Count
     layers: str
-    layers_total: int
-    rank: int
-    ranks: tuple[RankCount, ...]
-    tensors_equal: int
-    tensors_base_only: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    carried: tuple[Carried, ...] = ()
-    fp8: tuple[str, ...] = ()
-    parameters: int
+    layers_total: Count
+    rank: Count
+    ranks: Each[RankCount]
+    tensors_equal: Count
+    tensors_base_only: Each[str]
+    left_out: Each[LeftOut]
+    carried: Each[Carried] = ()
+    fp8: Each[str] = ()
+    parameters: Count
     adapter: FileDigest
     config: FileDigest
     relative_error: Spread
@@ -325,7 +342,7 @@ class ExtractionSummary(Record):
     exact_share: Figure
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
-    exports: tuple[FileDigest, ...] = ()
+    exports: Each[ExportFile] = ()
 
     @property
     def written(self) -> dict[str, FileDigest]:
@@ -354,12 +371,12 @@ class RecoverySummary(Record):
     float32_share: Figure
     share: Figure
     modules: Spread
-    arithmetic: dict[str, int]
-    told_apart: int
-    short: int
-    rank_beyond: int
+    arithmetic: dict[str, Count]
+    told_apart: Count
+    short: Count
+    rank_beyond: Count
     residual: FileDigest | None = None
-    residual_elements: int | None = None
+    residual_elements: Count | None = None
 
 
 class Energy(Record):
@@ -372,15 +389,15 @@ class Settings(Record):
     """The adapter's settings, as the manifest gave them."""
 
     method: str
-    rank: int | Literal["auto"] | Energy
+    rank: Count | Literal["auto"] | Energy
     dtype: str
     layout: str
     task_type: str
     model_class: str
-    ignore: tuple[str, ...]
-    carry: tuple[str, ...] = ()
+    ignore: Each[str]
+    carry: Each[str] = ()
     residual: bool = False
-    exports: tuple[str, ...] = ()
+    exports: Each[str] = ()
 
 
 class Tools(Record):
@@ -432,7 +449,7 @@ class LoaderFinding(Record):
 
     kind: FindingKind
     what: str
-    modules: int
+    modules: Count
     silent: bool
     remedy: str
 
@@ -458,9 +475,9 @@ class LoaderVerdict(Record):
     basis: Basis
     loads: Literal["yes", "no", "wrongly", "not told"]
     scale: Literal["right", "wrong", "none", "not told"]
-    flags: tuple[str, ...]
-    findings: tuple[LoaderFinding, ...]
-    notes: tuple[str, ...]
+    flags: Each[str]
+    findings: Each[LoaderFinding]
+    notes: Each[str]
 
 
 class Extraction(Record):
@@ -478,9 +495,9 @@ class Extraction(Record):
     settings: Settings
     tools: Tools
     summary: ExtractionSummary
-    modules: tuple[ModuleExtraction, ...]
+    modules: Each[ModuleExtraction]
     # likewise written back as it was
-    loaders: tuple[LoaderVerdict, ...] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
+    loaders: Each[LoaderVerdict] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
 
 
 # --- validate -----------------------------------------------------------------------------------------------
@@ -510,8 +527,8 @@ class Validation(Record):
     """What validation saw, and the versions of the packages that judged. Local: it is part of no artefact."""
 
     path: str
-    modules: int
-    tensors: int
+    modules: Count
+    tensors: Count
     largest_claim_difference: Figure
     function: FunctionCheck | None
     function_skipped: str | None
@@ -538,10 +555,10 @@ class Agreement(Record):
         max_probability_difference: of one option, over all options and questions.
     """
 
-    questions: int
-    answers_changed: int
+    questions: Count
+    answers_changed: Count
     answers_changed_share: Figure
-    ties: int
+    ties: Count
     max_kl: Figure
     mean_kl: Figure
     p99_kl: Figure
@@ -559,7 +576,7 @@ class Failure(Record):
 
     side: Side
     reason: str
-    questions: int
+    questions: Count
 
 
 class Calibration(Record):
@@ -573,7 +590,7 @@ class Calibration(Record):
     """
 
     ece: Figure
-    bins: int
+    bins: Count
     brier: Figure
     nll: Figure
 
@@ -594,16 +611,16 @@ class Accuracy(Record):
         near_ties: flips of any direction whose two answers are less than `near_tie` apart in both models.
     """
 
-    questions: int
+    questions: Count
     reference: Figure
     candidate: Figure
     difference: Figure
     interval: tuple[Figure, Figure]
     p_value: Figure
-    right_to_wrong: int
-    wrong_to_right: int
-    wrong_to_wrong: int
-    near_ties: int
+    right_to_wrong: Count
+    wrong_to_right: Count
+    wrong_to_wrong: Count
+    near_ties: Count
 
     @property
     def flips(self) -> int:
@@ -634,7 +651,7 @@ class Gold(Accuracy):
     mean_difference: Figure | None
     reference_calibration: Calibration
     candidate_calibration: Calibration
-    benchmarks: tuple[BenchmarkAccuracy, ...]
+    benchmarks: Each[BenchmarkAccuracy]
 
 
 class Limits(Record):
@@ -660,10 +677,10 @@ class VerificationSet(Agreement):
 
     name: str
     file: FileDigest | None = None
-    requests: int
-    failed: int
-    failures: tuple[Failure, ...]
-    kinds: tuple[KindAgreement, ...]
+    requests: Count
+    failed: Count
+    failures: Each[Failure]
+    kinds: Each[KindAgreement]
     gold: Gold | None
     limits: Limits = Limits()
 
@@ -697,8 +714,8 @@ class Fp8Verification(Record):
 
     base: Checkpoint
     against: Literal["base", "release"]
-    linears: int
-    sets: tuple[VerificationSet, ...]
+    linears: Count
+    sets: Each[VerificationSet]
 
 
 class Verification(Record):
@@ -722,7 +739,7 @@ class Verification(Record):
     device: str
     dtype: str
     packages: dict[str, str]
-    sets: tuple[VerificationSet, ...]
+    sets: Each[VerificationSet]
     fp8: Fp8Verification | None = None
 
 
@@ -736,7 +753,7 @@ class Operation(Record):
     """One file of the commit; `size` is absent for a file that would be deleted."""
 
     path: str
-    size: int | None
+    size: Count | None
     sha256: str | None
     change: Change
 
@@ -754,14 +771,14 @@ class CommitPlan(Record):
     repo: str
     parent: str | None
     compared_with: str
-    operations: tuple[Operation, ...]
+    operations: Each[Operation]
 
 
 class ReadBack(Record):
     """What was read back from the published commit, from an empty cache."""
 
-    files: int
-    adapters: int
+    files: Count
+    adapters: Count
 
 
 Result = Literal["no changes", "committed", "pull request"]
@@ -796,7 +813,7 @@ class Marker(Record):
     """A finished stage: its result holds as long as the key and the files do."""
 
     key: str
-    files: tuple[FileDigest, ...]
+    files: Each[FileDigest]
 
 
 class VariantOutcome(Record):
@@ -804,11 +821,11 @@ class VariantOutcome(Record):
 
     path: str
     label: str
-    reused: tuple[str, ...]
+    reused: Each[str]
     summary: ExtractionSummary | None
     validation: Validation | None
     verification: Verification | None
-    loaders: tuple[LoaderVerdict, ...] = ()
+    loaders: Each[LoaderVerdict] = ()
 
 
 class Signing(Record):
@@ -830,8 +847,8 @@ class Outcome(Record):
 
     manifest: str
     staged: str
-    stages: tuple[str, ...]
-    variants: tuple[VariantOutcome, ...]
+    stages: Each[str]
+    variants: Each[VariantOutcome]
     card_changed: bool | None
     signature: Signing | None
     plan: CommitPlan | None
@@ -856,13 +873,13 @@ class Merged(Record):
     """
 
     folder: str
-    shards: int
-    size: int
-    linears: int
-    carried: int
+    shards: Count
+    size: Count
+    linears: Count
+    carried: Count
     released: bool
     share: float | None
-    left_out: tuple[str, ...]
+    left_out: Each[str]
 
 
 # --- explain ------------------------------------------------------------------------------------------------
@@ -902,7 +919,7 @@ class Audit(Record):
 
     repo: str
     revision: str | None
-    checks: tuple[Check, ...]
+    checks: Each[Check]
 
     @property
     def failed(self) -> tuple[Check, ...]:

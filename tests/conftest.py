@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from publisher.demo import Pair, make_demo, make_pairs
 from publisher.files import packaged_folder
@@ -28,6 +29,10 @@ os.environ.pop("COLUMNS", None)
 
 # A shell that starts the tests in the background leaves SIGINT ignored, and so it would be in every process of theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test depends on how fast the machine is.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 Golden = Callable[[Path, str], None]
 

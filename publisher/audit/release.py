@@ -132,7 +132,7 @@ def _refusal(name: str, kind: str, size: int) -> str:
     if not _is_artefact(name):
         return ""
     if kind != "a file":
-        return f"is {kind}, not a file, and is not read"
+        return f"is {kind}, and is not read"
     limit = _limit(name)
     return f"has {size:,} bytes, and is not read: at most {limit:,} are" if size > limit else ""
 
@@ -141,7 +141,7 @@ def _limit(name: str) -> int:
     """Return the most bytes that an artefact may have; weights are read in pieces."""
     suffix = PurePosixPath(name).suffix
     if suffix in {".safetensors", ".gguf"}:
-        return LIMITS.file_bytes
+        return LIMITS.adapter_bytes
     return LIMITS.json_bytes if suffix in {".json", ".sig"} else LIMITS.text_bytes
 
 

@@ -1,14 +1,18 @@
 """Whatever a command prints goes through here, and is escaped on the way; what libraries log and warn of too."""
 
 import logging
+import sys
 import threading
 import warnings
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, Final, TextIO
 
 import click
 
 from publisher.border.escape import for_json, for_terminal
 
+_KEPT: Final[list[TextIO]] = []  # stdout while it is kept for the document; for every thread
 DOCUMENT_PRINTED: Final = threading.Event()
 _FORMAT_WARNING: Final = warnings.formatwarning
 
@@ -42,10 +46,21 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
     click.echo(for_terminal(str(text), lines=True), err=err, nl=nl)
 
 
+@contextmanager
+def document_alone() -> Iterator[None]:
+    """Keep stdout for the one JSON document: what a library or a release's code prints there goes to stderr."""
+    _KEPT.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _KEPT.pop()
+
+
 def echo_json(document: str) -> None:
     """Print a JSON document that ends with a line feed; nothing in it steers a terminal, and it means the same.
 
     `DOCUMENT_PRINTED` is set by it: a command prints one document, however it ends.
     """
     DOCUMENT_PRINTED.set()
-    click.echo(for_json(document), nl=False)
+    click.echo(for_json(document), file=_KEPT[-1] if _KEPT else None, nl=False)

@@ -129,12 +129,19 @@ def entries(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _kind_of(path: Path, blobs: Path) -> str:
-    mode = path.lstat().st_mode
+    state = path.lstat()
+    mode = state.st_mode
     if stat.S_ISREG(mode):
-        return "a file"
+        return "a file whose bytes were never written (it is nearly all hole)" if _is_hollow(state) else "a file"
     if stat.S_ISLNK(mode) and blobs.is_dir() and _is_blob(path, blobs):
         return "a file"
     return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _is_hollow(state: os.stat_result) -> bool:
+    """Whether a large file has next to no bytes on the disk: to read terabytes of zeros would never end."""
+    blocks = getattr(state, "st_blocks", None)  # of 512 bytes; Windows does not tell
+    return blocks is not None and state.st_size > LIMITS.hollow_bytes and blocks * 512 * 16 < state.st_size
 
 
 def _is_blob(link: Path, blobs: Path) -> bool:

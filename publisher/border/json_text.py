@@ -7,11 +7,12 @@ the parser's own limits.
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from publisher.border.limits import LIMITS
 
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_PIECE: Final = 1 << 20  # bytes that are looked at together, so that memory is a copy or two of the text
 _DIGITS: Final = re.compile(rb"[0-9]{%d}" % (LIMITS.number_digits + 1))
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _OPENING: Final = b"[{"
@@ -74,16 +75,31 @@ def require_bounded(content: bytes, *, limit: int = LIMITS.json_bytes) -> None:
     """
     if len(content) > limit:
         raise ValueError(f"it has {len(content):,} bytes; at most {limit:,} are read")
-    bare = _STRING.sub(b'""', content)
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > LIMITS.entries:
-        raise ValueError(f"it has more than {LIMITS.entries:,} entries")
-    if _DIGITS.search(bare):
-        raise ValueError(f"it holds a number of more than {LIMITS.number_digits} digits")
-    depth = 0
-    for byte in bare.translate(None, _NOT_BRACKETS):
-        depth += 1 if byte in _OPENING else -1
-        if depth > LIMITS.json_depth:
-            raise ValueError(f"it is nested more than {LIMITS.json_depth} levels deep")
+    depth = entries = 0
+    before = b""
+    for bare in _outside_strings(content):
+        entries += bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+        if entries > LIMITS.entries:
+            raise ValueError(f"it has more than {LIMITS.entries:,} entries")
+        joined = before + bare  # a number may go on from the piece before
+        if _DIGITS.search(joined):
+            raise ValueError(f"it holds a number of more than {LIMITS.number_digits} digits")
+        before = joined[-LIMITS.number_digits :]
+        for bracket in bare.translate(None, _NOT_BRACKETS):
+            depth += 1 if bracket in _OPENING else -1
+            if depth > LIMITS.json_depth:
+                raise ValueError(f"it is nested more than {LIMITS.json_depth} levels deep")
+
+
+def _outside_strings(content: bytes) -> Iterator[bytes]:
+    """Yield what stands outside the strings of a JSON text, piece by piece, a quote in the place of each string."""
+    # escapes go first, pair by pair: the quotes that are left are those around strings
+    plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    inside = 0
+    for start in range(0, len(plain), _PIECE):
+        parts = plain[start : start + _PIECE].split(b'"')
+        yield b'"'.join(parts[inside::2])
+        inside ^= (len(parts) - 1) & 1
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Limits:
     answer_bytes: int = 16 * 2**20  # of one answer of a server, downloads of files apart; a page of a listing is 1 MB
     answer_pages: int = 2_000  # of one list that a server gives in pages
     answer_seconds: int = 600  # that a server may take for one such answer, and be silent in any
+    hollow_bytes: int = 64 * 2**20  # of a file in a foreign folder that is nearly all hole
     file_bytes: int = 2**44  # of one file in a listing: 17.6 TB
     unsized_bytes: int = 2**28  # of a download whose answer does not state its size
     request_bytes: int = 4 * 2**20  # of the JSON or form that is sent to the local Hub
@@ -55,7 +56,7 @@ class Limits:
     experts: int = 100_000  # of one layer
     counts: int = 2**20  # any other number of things in a config.json: heads, labels, codebooks
     integer: int = 2**40  # any other integer in a config.json, such as a size, an id or a position
-    adapter_bytes: int = 8 * 2**30  # of one adapter's tensors that an audit reads and PEFT loads
+    adapter_bytes: int = 8 * 2**30  # of one file of weights that an audit reads and PEFT loads
 
 
 LIMITS: Final = Limits()

@@ -290,6 +290,25 @@ def test_a_failed_audit_has_its_table_as_the_document(own_tiny_run: Path, told: 
     assert "card" in {check["name"] for check in json.loads(found.out)["checks"] if check["status"] == "failed"}
 
 
+def test_what_a_library_prints_does_not_reach_the_document(
+    own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talkative(*_: object, **__: object) -> None:
+        print("loading ...")  # noqa: T201 - as libraries do
+        raise KeyError("x")
+
+    monkeypatch.setattr("publisher.pipeline.run", talkative)
+    found = told("--manifest", str(own_tiny_run / "m.yaml"), "--json")
+    assert set(json.loads(found.out)) == {"error"}
+    assert "loading ..." in found.err
+
+
+@pytest.mark.parametrize("name", sorted(name for commands in GROUPS.values() for name in commands))
+def test_every_command_takes_v(name: str, told: Any) -> None:
+    found = told(name, "-v", "--no-such-option")
+    assert "No such option: --no-such-option" in found.err.replace("'", "")
+
+
 def test_an_interruption_is_a_document_too(own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -120,7 +120,7 @@ def test_an_audit_ends_and_names_what_is_no_file(own_tiny_run: Path, name: str, 
     make(release / name)
     found = audited(release)
     assert "files" in {check.name for check in found.failed}
-    assert f"{name} is" in details(found, "files")
+    assert f"{name} is a" in details(found, "files")
 
 
 def test_a_readme_that_is_a_link_is_not_shown(own_tiny_run: Path) -> None:

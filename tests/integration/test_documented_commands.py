@@ -179,7 +179,7 @@ def test_a_documented_hub_starts_says_where_it_is_and_stops(world: World, comman
     assert process.stdout is not None
     assert process.stdout.readline().startswith("# local Hub")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 0
 
 
