@@ -54,9 +54,12 @@ class Axis:
         return tuple(Tick(self.at(v), share(v) if percent else number(v)) for v in values)
 
 
+_LEAST = 1e-30  # of what is drawn: evidence of others may hold numbers that no division survives
+
+
 def log_axis(values: Sequence[float], *, start: float, end: float) -> Axis:
     """An axis with room for all these values that are above zero; decades 1e-6 to 1 where there are none."""
-    positive = [value for value in values if value > 0] or [1e-6, 1.0]
+    positive = [max(value, _LEAST) for value in values if value > 0] or [1e-6, 1.0]
     return Axis(min(positive) / 1.5, max(positive) * 1.5, start, end, log=True)
 
 

@@ -31,7 +31,7 @@ from publisher.adapter import KEY_PREFIX
 from publisher.artefacts import ADAPTER, CONFIG
 from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
-from publisher.border.modelconfig import bounded_config, bounded_modules
+from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
 from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records import ModuleExtraction
 from publisher.tensors import CONFIG as MODEL_CONFIG
@@ -155,6 +155,8 @@ def whole_model(model_class: str, folder: Path) -> Any:
         ValidationError: transformers has no such class, or refuses the folder.
     """
     config, found = configuration(folder), class_named(model_class)
+    if (quantisation := fp8_quantisation(read_config(folder))) is not None:
+        config.quantization_config = quantisation
     what = f"{model_class} in {folder}"
     with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
         loaded = found.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)

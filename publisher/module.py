@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from publisher import dequantised, fp8, lora
@@ -123,9 +124,11 @@ def extract_module(
     else:
         b, a = lora.factors_of(found, DTYPES[settings.dtype])
     quality = lora.merge_quality(base, source, b=b, a=a, delta=delta)
-    figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
+    try:
+        figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
+    except ValidationError:  # of a record, whose figures are finite
+        raise _overflow(name, size / math.sqrt(source.numel())) from None
     figures = figures.model_copy(update={"recovery": recovery})
-    _require_figures(figures)
     return Factors(b.cpu(), a.cpu(), figures, residual)
 
 
@@ -167,16 +170,13 @@ def _figures(
     )
 
 
-def _require_figures(figures: ModuleExtraction) -> None:
-    """Raise ExtractionError if a figure is NaN or infinite: a finite weight can still be too large for arithmetic."""
-    values = [value for value in figures.model_dump().values() if isinstance(value, float)]
-    if not all(map(math.isfinite, values)):
-        raise ExtractionError(
-            f"{figures.name}.weight holds values so large that the arithmetic overflows; "
-            f"its update has a root mean square of {figures.update_rms:.3g}",
-            expected="weights of a model that was trained",
-            next_step="check that checkpoint; it is damaged or its training diverged",
-        )
+def _overflow(name: str, update_rms: float) -> ExtractionError:
+    return ExtractionError(
+        f"{name} holds values so large that the arithmetic overflows; "
+        f"its update has a root mean square of {update_rms:.3g}",
+        expected="weights of a model that was trained",
+        next_step="check that checkpoint; it is damaged or its training diverged",
+    )
 
 
 def _require_finite(name: str, source: Tensor, *, base: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What the figures of one module come to, in words."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +19,10 @@ def verdict_on(module: ModuleExtraction) -> Verdict:
     """By what was left out, by the error in units of what rounding explains, and by the distance from the noise."""
     following, edge = module.sigma_next, module.noise_edge
     if following is not None and following > edge:
+        beyond = following / edge if edge else math.inf
         return Verdict(
-            "short", f"signal is left out: the first value left out is {following / edge:.3g} noise edges high"
+            "short",
+            f"signal is left out: the first value left out is {beyond:.3g} noise edges high",
         )
     if module.ratio is not None and module.ratio > APPROXIMATE:
         return Verdict("short", f"the fit misses {module.ratio:.3g} times what rounding explains")

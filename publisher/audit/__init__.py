@@ -34,7 +34,7 @@ def audit(target: str, *, deep: bool, work: Path, device: str, progress: Progres
         HubError: the repository cannot be had.
         FetchError: nothing at the target belongs to an adapter.
     """
-    release = open_release(target, progress, view=work / "view")
+    release = open_release(target, progress, scratch=work)
     own = release.revision is None
     bench = Bench.of(work, device=device, progress=progress, own_folders=own) if deep else None
     return Audit(repo=release.name, revision=release.revision, checks=tuple(_checks(release, bench, progress)))

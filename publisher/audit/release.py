@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -84,13 +85,13 @@ class Release:
 # --- where it is --------------------------------------------------------------------------------------------
 
 
-def open_release(target: str, progress: Progress, *, view: Path) -> Release:
+def open_release(target: str, progress: Progress, *, scratch: Path) -> Release:
     """Find the release at `target`: a folder where there is one of that name, else a repository of the Hub.
 
     Args:
         target: a folder, `owner/name` or `owner/name@revision`.
         progress: told what is fetched.
-        view: a folder, made here, in which a local folder's files are seen: a link to each that may be read.
+        scratch: a folder in which a local folder's files are seen: by a link to each that may be read.
 
     Returns:
         The release, its files on this machine.
@@ -101,14 +102,14 @@ def open_release(target: str, progress: Progress, *, view: Path) -> Release:
         FetchError: no file there belongs to an adapter.
     """
     if Path(target).is_dir():
-        return _local(target, view)
+        return _local(target, scratch)
     repo, _, revision = target.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ManifestError(f"'{target}' is neither a folder here nor a repository id", expected="owner/name@revision")
     return _downloaded(repo, revision or "main", progress)
 
 
-def _local(target: str, view: Path) -> Release:
+def _local(target: str, scratch: Path) -> Release:
     """Return a folder as a release. Links, FIFOs and devices in it are not opened: another may have put them there."""
     folder = Path(target)
     found = {path.relative_to(folder).as_posix(): (path, kind) for path, kind in entries(folder)}
@@ -116,7 +117,8 @@ def _local(target: str, view: Path) -> Release:
     refused = {name: why for name, (path, kind) in found.items() if (why := _refusal(name, kind, path.lstat().st_size))}
     names = frozenset(name for name in found if name not in refused)
     _require_adapter(frozenset(found), target)
-    view.mkdir(parents=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    view = Path(tempfile.mkdtemp(prefix="view-", dir=scratch))
     for name in filter(_is_artefact, names):
         (view / name).parent.mkdir(parents=True, exist_ok=True)
         (view / name).symlink_to(found[name][0].absolute())

@@ -36,8 +36,28 @@ _LEFT_OUT: Final = frozenset(
         "quantization_config",
     }
 )  # they name code, kernels, other configurations, or weights to be fetched
+_PLAIN: Final = re.compile(r"[\w.]{1,512}")  # a dot stands for any character in a pattern, which does no harm
 _FLOAT: Final = 1e38  # torch works in float32
 _POSITIONS: Final = re.compile(r"positions|(^|_)ctx$")
+
+
+def fp8_quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what transformers needs to read weights in FP8, or None where the config asks for another format or none.
+
+    Nothing else of `quantization_config` is handed on: other methods bring code of their own, and transformers reads
+    the names of modules that are left as they are as patterns, so only plain names are kept.
+    """
+    found = config.get("quantization_config")
+    if not isinstance(found, dict) or found.get("quant_method") != "fp8":
+        return None
+    kept = {field: found[field] for field in ("activation_scheme", "fmt") if isinstance(found.get(field), str)}
+    block = found.get("weight_block_size")
+    if isinstance(block, list) and all(isinstance(side, int) and 0 < side <= LIMITS.counts for side in block):
+        kept["weight_block_size"] = block
+    names = found.get("modules_to_not_convert")
+    if isinstance(names, list) and len(names) <= LIMITS.patterns:
+        kept["modules_to_not_convert"] = [one for one in names if isinstance(one, str) and _PLAIN.fullmatch(one)]
+    return {"quant_method": "fp8", **kept}
 
 
 def bounded_config(config: Mapping[str, Any], *, file: Path) -> dict[str, Any]:

@@ -240,10 +240,7 @@ def test_a_full_disk_no_memory_and_too_deep_a_file_are_told_as_such() -> None:
 def test_anything_else_is_a_fault_of_this_tool_which_says_so(
     own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(_: object) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr("publisher.manifest.read_manifest", fault)
+    monkeypatch.setattr("publisher.manifest.BoundedLoader", None)  # a slip in a module of this tool
     found = told("check", str(own_tiny_run / "m.yaml"))
     assert found.code == FaultError.exit_code == 1
     assert "Traceback" not in found.err
@@ -306,7 +303,8 @@ def test_what_a_library_prints_does_not_reach_the_document(
 @pytest.mark.parametrize("name", sorted(name for commands in GROUPS.values() for name in commands))
 def test_every_command_takes_v(name: str, told: Any) -> None:
     found = told(name, "-v", "--no-such-option")
-    assert "No such option: --no-such-option" in found.err.replace("'", "")
+    assert "No such option" in found.err
+    assert "option -v" not in found.err.replace("'", "").lower()
 
 
 def test_an_interruption_is_a_document_too(own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:

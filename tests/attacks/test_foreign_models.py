@@ -193,9 +193,10 @@ def test_a_value_of_another_type_or_size_is_one_failed_check_and_one_error(
 ) -> None:
     told = checks(changed(adapter, **fields))
     assert told["config"].status == "failed"
-    assert told["loading"].status == "failed"
+    readable = "is not readable JSON" not in told["config"].detail  # no number of JSON: nothing of it is tried on PEFT
+    assert told["loading"].status == ("failed" if readable else "not checked")
     assert told["config"].detail.count("\n") < 12
-    with pytest.raises(PublisherError, match=next(iter(fields))):
+    with pytest.raises(PublisherError, match=next(iter(fields)) if readable else "is not readable JSON"):
         verdicts(adapter)
 
 
@@ -236,10 +237,10 @@ def base_with(folder: Path, **fields: Any) -> Path:
 )
 def test_a_base_of_no_real_size_is_refused_before_anything_is_built(adapter: Path, fields: dict[str, Any]) -> None:
     base_with(adapter, **fields)
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(PublisherError) as caught:
         configuration(adapter.parent / "base")
     assert "config.json" in caught.value.found
-    assert next(iter(fields)) in caught.value.found
+    assert next(iter(fields)) in caught.value.found or "Infinity is no number" in caught.value.found
     assert checks(adapter)["loading"].status == "failed"
 
 
@@ -371,9 +372,9 @@ def test_a_sparse_file_of_fifty_gigabytes_is_refused_without_being_read(adapter:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + start)
     told = checks(adapter)
-    assert (told["tensors"].status, told["loading"].status) == ("failed", "failed")
-    assert "at most 8,589,934,592" in told["tensors"].detail
-    assert "at most 8,589,934,592" in told["loading"].detail
+    assert told["files"].status == "failed"
+    assert "adapter_model.safetensors is a file whose bytes were never written" in told["files"].detail
+    assert (told["tensors"].status, told["loading"].status) == ("not checked", "not checked")
     with pytest.raises(FetchError, match="bytes"):
         verdicts(adapter)
 

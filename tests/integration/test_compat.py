@@ -58,7 +58,7 @@ def test_what_passed_validation_has_its_loaders_in_extraction_json_and_on_the_ca
     card = (STAGED / "README.md").read_text()
     assert "\n### Loads with\n" in card
     assert "| llama.cpp | commits 0b03adaa, 0650ea8c, read | wrongly, with `convert_lora_to_gguf.py " in card
-    assert "\n- Pico two, vLLM: --lora-modules takes no subfolder: download small/ and name" in card
+    assert "\n- Pico two, vLLM: \\--lora-modules takes no subfolder: download small/ and name" in card
 
 
 def test_no_path_of_this_machine_is_in_a_verdict() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from publisher.audit import audit
-from publisher.errors import ExtractionError, ValidationError
+from publisher.errors import ExtractionError, FetchError
 from publisher.loading import quiet
 from publisher.merge import Request, merge
 from publisher.pipeline import Run, run
@@ -135,7 +135,7 @@ def test_validation_sees_a_residual_that_was_changed(own_exact_run: Path) -> Non
     tensors = load_file(path)
     key = next(key for key in tensors if key.endswith(".value"))
     save_file(tensors | {key: tensors[key] + 1}, path, metadata={"format": "pt"})
-    with pytest.raises(ValidationError, match=r"residual\.safetensors has SHA-256"):
+    with pytest.raises(FetchError, match=r"residual\.safetensors changed since"):
         run(Run(Path("exact.yaml"), Path("dist"), device="cpu", first="validate", last="validate"), silent)
 
 
