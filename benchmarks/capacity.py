@@ -13,7 +13,7 @@ RANK = 256
 WIDTH = 2  # bytes of an element in bf16
 SHARE = 0.01  # of its work, that a unit's way through Ray may cost
 _SPARE = 2  # units under way for each worker: publisher/engines/ray_crews.py
-_FIRST_BLOCK = 1 << 20  # elements of a changed tensor that the comparison reads, at most: publisher/comparison.py
+_FIRST_BLOCK = 1 << 20  # elements of a changed tensor that are compared, at most: publisher/extraction/comparison.py
 Shape = tuple[int, int]
 
 

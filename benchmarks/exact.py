@@ -20,10 +20,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from publisher import lora
-from publisher.exact import recover
-from publisher.recovered import exact_share
-from publisher.rounding import intervals, merged
+from publisher.numerics import lora
+from publisher.numerics.exact import recover
+from publisher.numerics.recovered import exact_share
+from publisher.numerics.rounding import intervals, merged
 
 RMS = (1e-4, 6e-4, 2e-3, 1e-2)
 SYNTHETIC = ((1024, 1024, 32), (2048, 2048, 128), (4096, 4096, 256))

@@ -5,7 +5,7 @@ quieter rows and columns and heavy tails, and an update of rank 256 merged in. E
 process of its own, which reads the pair from disk as the extract stage does, so that its peak memory is its own:
 
 - `svd`: `torch.linalg.svd` of the update, the yardstick;
-- `decompose`: `publisher.lora.decompose` of the same update at rank 256, the fastest of three runs;
+- `decompose`: `publisher.numerics.lora.decompose` of the same update at rank 256, the fastest of three runs;
 - `unit`: `extract_module`, everything that the extract stage does with one tensor pair.
 
 The ratios count; seconds belong to the machine. `--quick` leaves out the full SVD, `--shapes` chooses some shapes.
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher import lora
-from publisher.manifest import AdapterSettings
-from publisher.module import extract_module
+from publisher.extraction.module import extract_module
+from publisher.manifest.schema import AdapterSettings
+from publisher.numerics import lora
 
 RANK = 256
 LINEARS = {  # of Qwen3.6-27B, in a layer of either kind

@@ -35,16 +35,16 @@ from safetensors.torch import load_file, save_file
 from benchmarks import extraction, scale_page
 from benchmarks.capacity import RANK, WIDTH, Shape, factors_of
 from benchmarks.scale_units import Carrying, Seen, Watched, resident
-from publisher.comparison import Comparing, Weighing
+from publisher.checkpoints.weights import Sides, headers_of, opened, reader_of
 from publisher.engines import Engine, Job, engine_named
-from publisher.kept import Shelf
-from publisher.localhub import LocalHub
-from publisher.manifest import Reference
-from publisher.module import Extracting
-from publisher.records import Snapshot
-from publisher.stages.fetch import fetch
-from publisher.stages.validate import Checking, Claim
-from publisher.weights import Sides, headers_of, opened, reader_of
+from publisher.extraction.comparison import Comparing, Weighing
+from publisher.extraction.kept import Shelf
+from publisher.extraction.module import Extracting
+from publisher.hub.local import LocalHub
+from publisher.manifest.schema import Reference
+from publisher.pipeline.stages.fetch import fetch
+from publisher.pipeline.stages.validate import Checking, Claim
+from publisher.records.schemas import Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES: tuple[Shape, ...] = ((2048, 7168), (5120, 6144), (17408, 5120))

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import capacity, extraction
 from benchmarks.capacity import WIDTH, Costs, Line, Model, Shape, break_even, factors_of
-from publisher import module
 from publisher.engines import on_ray
-from publisher.stages import validate
+from publisher.extraction import module
+from publisher.pipeline.stages import validate
 
 STORAGE = {"1.25 GB/s (10 Gbit/s)": 1.25e9, "12.5 GB/s (100 Gbit/s)": 12.5e9}
 WORKERS = (1, 8, 64, 512)

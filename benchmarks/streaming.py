@@ -27,7 +27,7 @@ import torch
 from huggingface_hub import CommitOperationAdd, HfApi
 from safetensors.torch import save_file
 
-from publisher.localhub import LocalHub
+from publisher.hub.local import LocalHub
 
 ROOT = Path(__file__).resolve().parent.parent
 SIDE, VOCABULARY, LINEARS, RANK = 4096, 16384, 8, 16

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 import psutil
 import yaml
 
-from publisher.demo import PAIRS, Pair, make_pairs
-from publisher.demorequests import write_rows
-from publisher.files import packaged_folder
+from publisher.cli.demo.checkpoints import PAIRS, Pair, make_pairs
+from publisher.cli.demo.requests import write_rows
+from publisher.records.files import packaged_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDE = Pair("wide", layers=4, first_adapted=0, hidden=2048, intermediate=8192, heads=16)

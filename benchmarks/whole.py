@@ -135,7 +135,7 @@ def _distinct(_: int) -> dict[str, float]:
 
 def _ours(_: int) -> dict[str, float]:
     """Run the pipeline up to its adapter, as `publish --until extract` does, and time each kind of work."""
-    from publisher.pipeline import Run, run
+    from publisher.pipeline.run import Run, run
 
     seconds: dict[str, float] = defaultdict(float)
     told = [("starting", time.perf_counter())]

@@ -9,7 +9,7 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from publisher.cli import main
+from publisher.cli.app import main
 
 if __name__ == "__main__":
     main()

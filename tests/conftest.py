@@ -16,10 +16,10 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from publisher.demo import Pair, make_demo, make_pairs
-from publisher.files import packaged_folder
-from publisher.pipeline import Run, run
-from publisher.progress import silent
+from publisher.cli.demo.checkpoints import Pair, make_demo, make_pairs
+from publisher.engines.progress import silent
+from publisher.pipeline.run import Run, run
+from publisher.records.files import packaged_folder
 
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

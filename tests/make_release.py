@@ -17,8 +17,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher import __version__
-from publisher.pipeline import Run, run
-from publisher.progress import silent
+from publisher.engines.progress import silent
+from publisher.pipeline.run import Run, run
 from tests.words import write_tokenizer
 
 RELEASES = Path(__file__).parent / "releases"

@@ -11,16 +11,16 @@ from typing import Any, Self
 
 import torch
 
-from publisher.adapter import KEY_PREFIX
-from publisher.artefacts import ADAPTER, CONFIG, EXTRACTION
+from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
+from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_json
 from publisher.errors import FetchError, ValidationError, shown
-from publisher.manifest import TASK_TYPES, Variant
-from publisher.records import Check, Extraction
-from publisher.tensors import TensorHeader, TensorReader, file_headers, read_json
+from publisher.manifest.schema import TASK_TYPES, Variant
+from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION
+from publisher.records.schemas import Check, Extraction
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 _FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")

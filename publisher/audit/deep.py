@@ -11,24 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from publisher.artefacts import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.adapters.loading import quiet
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.comparison import Comparison
-from publisher.devices import chosen_device
+from publisher.checkpoints.weights import headers_of, opened
 from publisher.engines import Engine
+from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
+from publisher.engines.progress import Progress
 from publisher.errors import PublisherError, shown
-from publisher.loading import quiet
-from publisher.manifest import Reference, Variant
-from publisher.module import Extracting
-from publisher.progress import Progress
-from publisher.records import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
-from publisher.stages.fetch import fetch, hashed_here
-from publisher.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
-from publisher.structure import compared
-from publisher.summary import differences, summarise
-from publisher.weights import headers_of, opened
+from publisher.extraction.comparison import Comparison
+from publisher.extraction.module import Extracting
+from publisher.extraction.structure import compared
+from publisher.extraction.summary import differences, summarise
+from publisher.manifest.schema import Reference, Variant
+from publisher.pipeline.stages.fetch import fetch, hashed_here
+from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.records.schemas import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 _OTHER_SHARE = 1e-3  # between two machines' recoveries

@@ -14,29 +14,38 @@ from typing import Any
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from publisher import hub, lora
-from publisher.adapter import KEY_PREFIX, adapter_config
-from publisher.artefacts import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
+from publisher.adapters.exports import export_problems, missing_package, peft_adapter
+from publisher.adapters.loading import Adapter as Loadable
+from publisher.adapters.loading import load_on_config, quiet
+from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.audit.meaning import other_renderer, picture_problems
 from publisher.audit.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
+from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
+from publisher.checkpoints.tensors import TensorReader, read_json
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
-from publisher.exports import export_problems, missing_package, peft_adapter
-from publisher.figures import inconsistencies
-from publisher.files import digest_of, sha256_of
-from publisher.loading import Adapter as Loadable
-from publisher.loading import load_on_config, quiet
-from publisher.manifest import Variant
-from publisher.pictures import card_pictures
-from publisher.records import Check, Checkpoint, Extraction, ModuleExtraction, Snapshot, Verification, spectrum_places
-from publisher.stages.card import load_extraction, load_verification
-from publisher.stages.validate import require_loadable, require_tensors
-from publisher.summary import summary_problems
-from publisher.tensors import CONFIG as MODEL_CONFIG
-from publisher.tensors import TensorReader, read_json
+from publisher.extraction.summary import summary_problems
+from publisher.hub import client as hub
+from publisher.manifest.schema import Variant
+from publisher.numerics import lora
+from publisher.pipeline.stages.validate import require_loadable, require_tensors
+from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
+from publisher.records.files import digest_of, sha256_of
+from publisher.records.schemas import (
+    Check,
+    Checkpoint,
+    Extraction,
+    ModuleExtraction,
+    Snapshot,
+    Verification,
+    spectrum_places,
+)
+from publisher.release.card import load_extraction, load_verification
+from publisher.release.charts import card_pictures
+from publisher.verification.metrics import inconsistencies
 
 _ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
 _SPECTRUM = 0.02  # of a singular value: the factors are rounded to their dtype

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from publisher import __version__, artefacts
+from publisher import __version__
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
-from publisher.stages.card import stamp
+from publisher.records import filenames
+from publisher.release.card import stamp
 
 _STAMP: Final = re.compile(r"<!-- Rendered by publisher (\S{1,64}), card ([0-9a-f]{12})\. -->")
 _RULE: Final = re.compile(r"\|?[\s:|-]*-[\s:|-]*")
@@ -302,7 +303,7 @@ def _markup(there: _Card, here: _Card) -> Iterator[str]:
 
 def _files(there: _Card, here: _Card) -> Iterator[str]:
     """Every file that is named is one of a release, or is named by this version's card."""
-    known = {name for line in here.lines for name in _FILE.findall(_plain(line))} | artefacts.ALL
+    known = {name for line in here.lines for name in _FILE.findall(_plain(line))} | filenames.ALL
     for number, line in enumerate(there.lines, there.first):
         for name in _FILE.findall(_plain(line)):
             if name not in known:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from publisher import __version__, artefacts, hub, signing
+from publisher import __version__
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.audit.meaning import compared, other_renderer
 from publisher.audit.versions import read_or_newer
@@ -17,7 +17,8 @@ from publisher.border.files import entries, read_text
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
 from publisher.border.yaml_text import parse_yaml
-from publisher.commitplan import holds_bytes
+from publisher.checkpoints.tensors import read_json
+from publisher.engines.progress import Progress
 from publisher.errors import (
     AuditError,
     FetchError,
@@ -27,13 +28,15 @@ from publisher.errors import (
     listed,
     shown,
 )
-from publisher.files import packaged_folder, sha256_of
-from publisher.hub import RemoteFile
-from publisher.manifest import AUTHORS_WORDS, Manifest, Variant, read_manifest
-from publisher.progress import Progress
-from publisher.records import Check, Extraction
-from publisher.stages.card import Evidence, check_card, load_verification, render_card
-from publisher.tensors import read_json
+from publisher.hub import client as hub
+from publisher.hub.client import RemoteFile
+from publisher.manifest.schema import AUTHORS_WORDS, Manifest, Variant, read_manifest
+from publisher.records import filenames
+from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.schemas import Check, Extraction
+from publisher.release import signing
+from publisher.release.card import Evidence, check_card, load_verification, render_card
+from publisher.release.commitplan import holds_bytes
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)", re.DOTALL)  # as the Hub finds it
@@ -66,14 +69,14 @@ class Release:
     @property
     def is_ours(self) -> bool:
         """Whether this tool made it: another would leave neither a manifest nor an extraction.json."""
-        return any(PurePosixPath(n).name in {artefacts.MANIFEST, artefacts.EXTRACTION} for n in self.names)
+        return any(PurePosixPath(n).name in {filenames.MANIFEST, filenames.EXTRACTION} for n in self.names)
 
     def adapter_folders(self) -> tuple[tuple[str, Path], ...]:
         """Path (`/` or `flash/`) and folder of each adapter: the manifest's, or wherever the files of one are."""
         if self.manifest is not None:
             return tuple((variant.path, self.folder / variant.folder) for variant in self.manifest.variants)
-        places = filter(None, map(artefacts.placed, self.names))
-        parents = {folder for folder, name in places if name in artefacts.PER_VARIANT}
+        places = filter(None, map(filenames.placed, self.names))
+        parents = {folder for folder, name in places if name in filenames.PER_VARIANT}
         return tuple((f"{p}/" if p.name else "/", self.folder / p) for p in sorted(parents))
 
     def variant(self, path: str) -> Variant | None:
@@ -160,18 +163,18 @@ def _downloaded(repo: str, revision: str, progress: Progress) -> Release:
 
 
 def _is_artefact(name: str) -> bool:
-    return artefacts.placed(name) is not None
+    return filenames.placed(name) is not None
 
 
 def _require_adapter(names: frozenset[str], where: str) -> None:
-    if not any(PurePosixPath(name).name in {artefacts.MANIFEST, *artefacts.PER_VARIANT} for name in names):
+    if not any(PurePosixPath(name).name in {filenames.MANIFEST, *filenames.PER_VARIANT} for name in names):
         raise FetchError(
-            f"{where} holds no adapter", expected=f"{artefacts.CONFIG} and {artefacts.ADAPTER} in some folder"
+            f"{where} holds no adapter", expected=f"{filenames.CONFIG} and {filenames.ADAPTER} in some folder"
         )
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    return read_manifest(folder / artefacts.MANIFEST, templates=False)[0]
+    return read_manifest(folder / filenames.MANIFEST, templates=False)[0]
 
 
 # --- its checks ---------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ def files(release: Release) -> str:
         pickled = sorted(n for n in release.names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
         seen = f"; pickled files, which are not opened: {', '.join(pickled)}" if pickled else ""
         require_none([f"{name} {why}" for name, why in sorted(release.refused.items())])
-        raise UncheckedError(f"no {artefacts.MANIFEST} says which files belong to the release{seen}")
+        raise UncheckedError(f"no {filenames.MANIFEST} says which files belong to the release{seen}")
     required, others = _required(release), release.names - _own_files(release)
     besides = {name for name in others if _BESIDES.fullmatch(name) and not _within(name, _folders(release))}
     problems = [f"{name} is missing" for name in sorted(required - release.names)]
@@ -212,14 +215,14 @@ def _folders(release: Release) -> list[str]:
 
 
 def _required(release: Release) -> set[str]:
-    per_variant = (_join(folder, name) for folder in _folders(release) for name in artefacts.PER_VARIANT)
-    return {*artefacts.PER_REPOSITORY, *per_variant}
+    per_variant = (_join(folder, name) for folder in _folders(release) for name in filenames.PER_VARIANT)
+    return {*filenames.PER_REPOSITORY, *per_variant}
 
 
 def _own_files(release: Release) -> frozenset[str]:
     """The files that are there and part of the release."""
-    per_variant = (_join(folder, name) for folder in _folders(release) for name in artefacts.OPTIONAL_PER_VARIANT)
-    return release.names & {*_required(release), *artefacts.OPTIONAL_PER_REPOSITORY, *per_variant}
+    per_variant = (_join(folder, name) for folder in _folders(release) for name in filenames.OPTIONAL_PER_VARIANT)
+    return release.names & {*_required(release), *filenames.OPTIONAL_PER_REPOSITORY, *per_variant}
 
 
 def _within(name: str, folders: list[str]) -> bool:
@@ -248,10 +251,10 @@ def _same(release: Release, file: RemoteFile) -> bool:
 def manifest_holds(release: Release) -> str:
     """manifest.yaml is one, and pins what it names."""
     if not release.is_ours:
-        raise UncheckedError(f"there is no {artefacts.MANIFEST}")
-    if artefacts.MANIFEST not in release.names:
-        raise AuditError(f"there is no {artefacts.MANIFEST}")
-    manifest, problems = read_manifest(release.folder / artefacts.MANIFEST, templates=False)
+        raise UncheckedError(f"there is no {filenames.MANIFEST}")
+    if filenames.MANIFEST not in release.names:
+        raise AuditError(f"there is no {filenames.MANIFEST}")
+    manifest, problems = read_manifest(release.folder / filenames.MANIFEST, templates=False)
     if manifest is None:
         raise AuditError("\n".join(str(problem) for problem in problems))
     if manifest.is_local:
@@ -263,7 +266,7 @@ def repository(release: Release) -> str:
     """The repository is the one that the manifest was made for."""
     if release.revision is None:
         raise UncheckedError("a local folder, of no repository")
-    manifest = needed(release.manifest, artefacts.MANIFEST)
+    manifest = needed(release.manifest, filenames.MANIFEST)
     if manifest.repo != release.name:
         raise AuditError(f"the manifest is that of {manifest.repo}: {release.name} is a copy of it")
     return f"{release.name} at {release.revision}"
@@ -274,14 +277,14 @@ def repository(release: Release) -> str:
 
 def signature(release: Release) -> str:
     """Who the manifest says must sign did sign, and just these files."""
-    manifest, there = needed(release.manifest, artefacts.MANIFEST), artefacts.SIGNATURE in release.names
+    manifest, there = needed(release.manifest, filenames.MANIFEST), filenames.SIGNATURE in release.names
     if manifest.sign is None:
-        found = f"; of the {artefacts.SIGNATURE} that is there, nobody says who should have made it" if there else ""
+        found = f"; of the {filenames.SIGNATURE} that is there, nobody says who should have made it" if there else ""
         raise UncheckedError(f"the manifest asks for no signature{found}")
     signer = signing.describe(manifest.sign)
     if not there:
-        raise AuditError(f"there is no {artefacts.SIGNATURE}; the manifest asks for one by {signer}")
-    names = _own_files(release) - {artefacts.SIGNATURE}
+        raise AuditError(f"there is no {filenames.SIGNATURE}; the manifest asks for one by {signer}")
+    names = _own_files(release) - {filenames.SIGNATURE}
     try:
         signing.verify(manifest.sign, release.folder, names=names)
     except UncheckableSignatureError as error:
@@ -298,7 +301,7 @@ def card(release: Release) -> str:
     Raises:
         UncheckedError: a card of another version says the same, but its code is another.
     """
-    manifest, readme = needed(release.manifest, artefacts.MANIFEST), release.folder / artefacts.CARD
+    manifest, readme = needed(release.manifest, filenames.MANIFEST), release.folder / filenames.CARD
     for template in (manifest.card.template, manifest.card.usage):
         # one from the repository would be code from the repository
         if not (packaged_folder("templates") / template).is_file():
@@ -306,7 +309,7 @@ def card(release: Release) -> str:
     evidence = tuple(_evidence(variant, release.folder / variant.folder) for variant in manifest.variants)
     text = render_card(manifest, evidence, beside=packaged_folder("templates"))
     if not readme.is_file():
-        raise AuditError(f"there is no {artefacts.CARD}")
+        raise AuditError(f"there is no {filenames.CARD}")
     words = f"the author's own words: {', '.join(AUTHORS_WORDS)}"
     if readme.read_bytes() == text.encode():
         return f"README.md is what the artefacts give, byte for byte; {words}"
@@ -338,12 +341,12 @@ def _by_meaning(readme: Path, text: str, *, made_by: str) -> str:
 def _evidence(variant: Variant, folder: Path) -> Evidence:
     """As it is: whether it is the manifest's is asked by another check."""
     try:
-        extraction = read_or_newer(folder / artefacts.EXTRACTION, Extraction.read)
+        extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
     try:
         return Evidence(
-            variant, extraction, load_verification(variant, extraction, file=folder / artefacts.VERIFICATION)
+            variant, extraction, load_verification(variant, extraction, file=folder / filenames.VERIFICATION)
         )
     except PublisherError:  # of another adapter: a card may not say a word of it
         return Evidence(variant, extraction, None)
@@ -383,9 +386,9 @@ def _figures_of(there: str, line: str) -> str:
 
 def card_header(release: Release) -> str:
     """What the Hub reads of a card by another tool: the base model and the library."""
-    readme = release.folder / artefacts.CARD
+    readme = release.folder / filenames.CARD
     if not readme.is_file():
-        raise UncheckedError(f"there is no {artefacts.CARD}")
+        raise UncheckedError(f"there is no {filenames.CARD}")
     data = _header(readme)
     bases = data.get("base_model")
     named = set(bases) if isinstance(bases, list) else {bases}
@@ -408,6 +411,6 @@ def _header(readme: Path) -> dict[str, Any]:
 
 
 def _bases(release: Release) -> set[str]:
-    configs = [folder / artefacts.CONFIG for _, folder in release.adapter_folders()]
+    configs = [folder / filenames.CONFIG for _, folder in release.adapter_folders()]
     named = (read_json(config).get("base_model_name_or_path") for config in configs if config.is_file())
     return {name for name in named if isinstance(name, str) and name}

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from publisher import __version__
 from publisher.audit.checks import UncheckedError
+from publisher.checkpoints.tensors import read_json
 from publisher.errors import AuditError, FetchError
-from publisher.files import canonical_json
-from publisher.records import SCHEMA_VERSION, Record
-from publisher.tensors import read_json
+from publisher.records.files import canonical_json
+from publisher.records.schemas import SCHEMA_VERSION, Record
 
 _T = TypeVar("_T")
 _NUMBERS = re.compile(r"\d{1,9}")

@@ -17,10 +17,10 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
-from publisher.devices import chosen_device, device_name
+from publisher.border.installing import install_command
+from publisher.engines.devices import chosen_device, device_name
 from publisher.errors import ManifestError
-from publisher.installing import install_command
-from publisher.provenance import whole_code
+from publisher.records.provenance import whole_code
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from publisher.audit import audit
+from publisher.checkpoints.tensors import read_headers
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, PublisherError
-from publisher.files import sha256_of
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction
-from publisher.sealed import read_sealed, write_sealed
-from publisher.stages.fetch import _DigestMemo, _state_of
-from publisher.tensors import read_headers
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.stages.fetch import _DigestMemo, _state_of
+from publisher.records.files import sha256_of
+from publisher.records.schemas import Extraction
+from publisher.records.sealed import read_sealed, write_sealed
 
 STAGED, WORK = Path("dist/m"), Path("dist/m.work")
 ROOT = WORK / "root"

@@ -21,7 +21,7 @@ SECONDS, MEBIBYTES = 60, 1024
 _MEASURED = """
 import resource, sys
 sys.argv = ["publish", "audit", sys.argv[1]]
-from publisher.cli import main
+from publisher.cli.app import main
 try:
     main()
 finally:

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from publisher import cli
-from publisher.causes import explained
+from publisher.border.causes import explained
+from publisher.cli import app as cli
+from publisher.cli.help_page import GROUPS
 from publisher.errors import FaultError, LibraryError, NoRoomError, SystemTroubleError
-from publisher.help_page import GROUPS
 
 
 class Told:
@@ -240,7 +240,7 @@ def test_a_full_disk_no_memory_and_too_deep_a_file_are_told_as_such() -> None:
 def test_anything_else_is_a_fault_of_this_tool_which_says_so(
     own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("publisher.manifest.BoundedLoader", None)  # a slip in a module of this tool
+    monkeypatch.setattr("publisher.manifest.schema.BoundedLoader", None)  # a slip in a module of this tool
     found = told("check", str(own_tiny_run / "m.yaml"))
     assert found.code == FaultError.exit_code == 1
     assert "Traceback" not in found.err
@@ -294,7 +294,7 @@ def test_what_a_library_prints_does_not_reach_the_document(
         print("loading ...")  # noqa: T201 - as libraries do
         raise KeyError("x")
 
-    monkeypatch.setattr("publisher.pipeline.run", talkative)
+    monkeypatch.setattr("publisher.pipeline.run.run", talkative)
     found = told("--manifest", str(own_tiny_run / "m.yaml"), "--json")
     assert set(json.loads(found.out)) == {"error"}
     assert "loading ..." in found.err
@@ -317,7 +317,7 @@ def test_an_interruption_is_a_document_too(own_tiny_run: Path, told: Any, monkey
     def leave(code: int) -> None:
         raise EndedError(str(code))
 
-    monkeypatch.setattr("publisher.pipeline.run", interrupted)
+    monkeypatch.setattr("publisher.pipeline.run.run", interrupted)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(EndedError, match="130"):
         told("--manifest", str(own_tiny_run / "m.yaml"), "--json")

@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import publisher
+from publisher.adapters.loading import configuration, empty_model
 from publisher.audit import audit
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
-from publisher.compat.command import judged
-from publisher.compat.subject import Base, read_subject
+from publisher.cli.loaders import judged
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, PublisherError, ValidationError
-from publisher.loading import configuration, empty_model
-from publisher.progress import silent
-from publisher.records import Check, LoaderVerdict
-from publisher.structure import structure_of
+from publisher.extraction.structure import structure_of
+from publisher.loaders.subject import Base, read_subject
+from publisher.records.schemas import Check, LoaderVerdict
 
 CATASTROPHE = "(([a-z._0-9]+)+)+!"
 TIME = 120  # seconds until what could hang counts as hanging

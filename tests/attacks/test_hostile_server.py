@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from publisher import hub, hubdoor
 from publisher.border import limits
 from publisher.border.limits import LIMITS
 from publisher.errors import HubError, MissingFileError, NoRoomError, UnclearAnswerError
-from publisher.files import sha256_of
-from publisher.hub import Destination
-from publisher.localhub import LocalHub
+from publisher.hub import client as hub
+from publisher.hub import door as hubdoor
+from publisher.hub.client import Destination
+from publisher.hub.local import LocalHub
+from publisher.records.files import sha256_of
 
 REPO = "team/adapter"
 COMMIT = "c" * 40

@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher.adapter import Factors
-from publisher.answers import Answer, Answers
+from publisher.adapters.peft_files import Factors
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, PublisherError, VerificationError
-from publisher.kept import Shelf
-from publisher.manifest import load_manifest
-from publisher.markers import lapse_of, mark
-from publisher.pipeline import Run, _Place, run
-from publisher.progress import silent
-from publisher.records import ModuleExtraction
-from publisher.sealed import kept_file
+from publisher.extraction.kept import Shelf
+from publisher.manifest.schema import load_manifest
+from publisher.pipeline.markers import lapse_of, mark
+from publisher.pipeline.run import Run, _Place, run
+from publisher.records.schemas import ModuleExtraction
+from publisher.records.sealed import kept_file
+from publisher.verification.answers import Answer, Answers
 
 NAMES = {
     "upwards": "../../x",

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from publisher.border.limits import LIMITS
-from publisher.localhub import LocalHub, Role
-from publisher.localhub.app import routes
-from publisher.localhub.routes import repos
-from publisher.localhub.server import environment_lines
+from publisher.hub.local import LocalHub, Role
+from publisher.hub.local.app import routes
+from publisher.hub.local.routes import repos
+from publisher.hub.local.server import environment_lines
 
 REPO = "team/adapter"
 WRITE = "hf_write"

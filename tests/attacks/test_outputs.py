@@ -20,18 +20,18 @@ from pydantic import BaseModel
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from publisher import records
 from publisher.border.escape import for_terminal, is_hidden
-from publisher.cli import main
-from publisher.console import progress_on, show_audit, show_compat, show_merged, show_module, show_outcome
-from publisher.dossier import Dossier, Part
+from publisher.cli.app import main
+from publisher.cli.console import progress_on, show_audit, show_compat, show_merged, show_module, show_outcome
 from publisher.errors import CardError
-from publisher.explain import explain
-from publisher.files import packaged_folder
-from publisher.manifest import Manifest, parse_manifest
-from publisher.records import Audit, Explained, Extraction, LoaderVerdict, Merged, Outcome, Record, Verification
-from publisher.report import render_report
-from publisher.stages.card import Evidence, card_files, render_card
+from publisher.manifest.schema import Manifest, parse_manifest
+from publisher.records import schemas as records
+from publisher.records.files import packaged_folder
+from publisher.records.schemas import Audit, Explained, Extraction, LoaderVerdict, Merged, Outcome, Record, Verification
+from publisher.release.card import Evidence, card_files, render_card
+from publisher.release.dossier import Dossier, Part
+from publisher.release.explain import explain
+from publisher.release.report import render_report
 
 PAYLOADS = {
     "words": "plain words",

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import publisher
-from publisher.installing import DISTRIBUTION, install_command
+from publisher.border.installing import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(publisher.__file__).parent
@@ -218,7 +218,7 @@ def test_the_wheel_that_was_tested_is_installed_and_no_other(runner: Runner) -> 
     done = runner.run(install)
     assert done.returncode == 0, done.stderr
     assert (checkout / "installed/bin/publish").is_file()
-    there = "import publisher.cli; print(publisher.__file__, publisher.__version__)"
+    there = "import publisher.cli.app; print(publisher.__file__, publisher.__version__)"
     done = runner.run(f"python -P -c '{there}'", PYTHONPATH=str(checkout / "installed"))
     assert done.stdout.split() == [str(checkout / "installed/publisher/__init__.py"), publisher.__version__]
 

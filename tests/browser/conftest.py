@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from publisher.artefacts import CARD
-from publisher.dossier import dossier
-from publisher.report import render_report
+from publisher.records.filenames import CARD
+from publisher.release.dossier import dossier
+from publisher.release.report import render_report
 from tests.browser.chromium import Browser, Open, Page, running
 
 _STYLE = """

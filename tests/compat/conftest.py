@@ -12,11 +12,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from publisher.compat import judge
-from publisher.compat.subject import Base, class_for, read_subject
-from publisher.loading import quiet
-from publisher.records import LoaderVerdict, Validation
-from publisher.tensors import read_config
+from publisher.adapters.loading import quiet
+from publisher.checkpoints.tensors import read_config
+from publisher.loaders import judge
+from publisher.loaders.subject import Base, class_for, read_subject
+from publisher.records.schemas import LoaderVerdict, Validation
 
 _TEXT = {
     "vocab_size": 64,

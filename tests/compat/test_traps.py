@@ -15,8 +15,8 @@ import transformers
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
-from publisher.loading import quiet
-from publisher.records import LoaderVerdict, Validation
+from publisher.adapters.loading import quiet
+from publisher.records.schemas import LoaderVerdict, Validation
 from tests.compat.conftest import LINEAR, SUFFIXES, Made, Make
 
 EVERY = ("PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from publisher.loading import quiet
+from publisher.adapters.loading import quiet
 from tests.inputs.pairs import ARCHITECTURES, Pair, tune
 
 

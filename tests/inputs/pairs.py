@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher.engines.local import Local
-from publisher.manifest import AdapterSettings, Reference, Variant
-from publisher.progress import silent
-from publisher.records import Extraction, Validation
-from publisher.stages.extract import extract
-from publisher.stages.fetch import fetch
-from publisher.stages.validate import validate
+from publisher.engines.progress import silent
+from publisher.manifest.schema import AdapterSettings, Reference, Variant
+from publisher.pipeline.stages.extract import extract
+from publisher.pipeline.stages.fetch import fetch
+from publisher.pipeline.stages.validate import validate
+from publisher.records.schemas import Extraction, Validation
 from tests.manifests import ADAPTER
 
 CPU = torch.device("cpu")

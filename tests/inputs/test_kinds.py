@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from publisher.adapters.loading import quiet
 from publisher.errors import ExtractionError, FetchError
-from publisher.loading import quiet
 from tests.inputs.pairs import RANK, Pair, Weights, quantise, say_fp8
 
 MakePair = Callable[..., Pair]

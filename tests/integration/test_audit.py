@@ -18,17 +18,18 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from publisher import cli, lora
 from publisher.audit import audit
-from publisher.comparison import Comparison
+from publisher.cli import app as cli
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, ManifestError
-from publisher.figures import Pair, set_figures
-from publisher.files import canonical_json, sha256_of
-from publisher.manifest import read_manifest
-from publisher.progress import silent
-from publisher.records import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
-from publisher.stages.card import card_files, load_evidence, other_pictures
-from publisher.summary import summarise
+from publisher.extraction.comparison import Comparison
+from publisher.extraction.summary import summarise
+from publisher.manifest.schema import read_manifest
+from publisher.numerics import lora
+from publisher.records.files import canonical_json, sha256_of
+from publisher.records.schemas import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
+from publisher.release.card import card_files, load_evidence, other_pictures
+from publisher.verification.metrics import Pair, set_figures
 
 WEIGHTS, CONFIG, EVIDENCE = "adapter_model.safetensors", "adapter_config.json", "extraction.json"
 Q_PROJ = "model.layers.0.self_attn.q_proj"

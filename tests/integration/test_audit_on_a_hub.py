@@ -10,11 +10,11 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from publisher.audit import audit
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError
-from publisher.files import canonical_json
-from publisher.localhub import LocalHub
-from publisher.progress import silent
-from publisher.records import Audit
+from publisher.hub.local import LocalHub
+from publisher.records.files import canonical_json
+from publisher.records.schemas import Audit
 
 REPO, EVIDENCE = "o/pico", "extraction.json"
 Staging = Callable[[Path, dict[str, str], str], Path]

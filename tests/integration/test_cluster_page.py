@@ -25,7 +25,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from ray.scripts.scripts import cli as ray_cli
 
-from publisher.cli import cli as publish_cli
+from publisher.cli.app import cli as publish_cli
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/cluster.md"

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from publisher.audit import audit
-from publisher.cli import cli
+from publisher.cli.app import cli
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError, ManifestError, PushError
-from publisher.pipeline import Run, _evidence_digest, rendered_card, run
-from publisher.progress import silent
-from publisher.records import Extraction, Outcome
+from publisher.pipeline.run import Run, _evidence_digest, rendered_card, run
+from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import one_variant
 
 Staging = Callable[[Path, dict[str, str], str], Path]
@@ -88,8 +88,8 @@ def test_lost_verdicts_are_given_again_without_extracting_or_validating_again() 
 
 def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rerun()
-    monkeypatch.setattr("publisher.compat.on_mlx.READ", "mlx-lm 9.9")
-    monkeypatch.setattr("publisher.pipeline._JUDGING", "publisher.closure")
+    monkeypatch.setattr("publisher.loaders.on_mlx.READ", "mlx-lm 9.9")
+    monkeypatch.setattr("publisher.pipeline.run._JUDGING", "publisher.records.closure")
     again = rerun()
     assert again.variants[0].reused == ("extract", "validate")
     assert evidence().loaders[-1].version == "mlx-lm 9.9"
@@ -136,7 +136,7 @@ def test_a_record_from_before_there_were_verdicts_is_read_written_and_rendered_a
     file = STAGED / "extraction.json"
     assert b"loaders" not in file.read_bytes()
     assert evidence().to_json().encode() == file.read_bytes()
-    from publisher.manifest import load_manifest
+    from publisher.manifest.schema import load_manifest
 
     card = rendered_card(load_manifest(MANIFEST), Run(MANIFEST, Path("dist")))
     assert "Loads with" not in card

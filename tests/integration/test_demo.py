@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from publisher.demo import PAIRS, RANK, STAMP, VALUE_HEADS, Pair, make_demo, planted_update
+from publisher.cli.demo.checkpoints import PAIRS, RANK, STAMP, VALUE_HEADS, Pair, make_demo, planted_update
 from publisher.errors import PublisherError
 
 Weights = dict[str, Tensor]
@@ -251,7 +251,7 @@ def test_a_file_of_that_name_is_refused_untouched(tmp_path: Path) -> None:
 
 
 def test_an_outdated_demo_that_holds_a_file_of_someone_else_is_refused_by_that_file(tmp_path: Path) -> None:
-    stamp = {"made_by": "publisher.demo", "recipe": {}, "files": {}}
+    stamp = {"made_by": "publisher.cli.demo.checkpoints", "recipe": {}, "files": {}}
     (tmp_path / STAMP).write_text(json.dumps(stamp))
     (tmp_path / "notes.md").write_text("mine")
     with pytest.raises(PublisherError, match=r"notes\.md was not made by the demo"):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from publisher.manifest import Reference
-from publisher.progress import silent
-from publisher.requests import Request, read_requests
-from publisher.runners import _with_weights_of
-from publisher.stages.fetch import fetch
+from publisher.engines.progress import silent
+from publisher.manifest.schema import Reference
+from publisher.pipeline.stages.fetch import fetch
+from publisher.verification.requests import Request, read_requests
+from publisher.verification.runners import _with_weights_of
 
 NAME = "demo_decision_module"
 

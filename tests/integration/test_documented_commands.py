@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
 import publisher
-from publisher.localhub import LocalHub
+from publisher.hub.local import LocalHub
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))

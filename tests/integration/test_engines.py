@@ -209,7 +209,7 @@ def _enter(name: str, device: str = "cpu") -> None:
 
 
 def test_without_ray_the_engine_says_what_to_install() -> None:
-    hidden = "import sys; sys.modules['ray'] = None; from publisher.cli import main; main()"
+    hidden = "import sys; sys.modules['ray'] = None; from publisher.cli.app import main; main()"
     manifest = str(ROOT / "manifests/demo.yaml")
     done = python(hidden, "-m", manifest, "--engine", "ray", "--until", "extract")
     assert done.returncode == 2
@@ -222,7 +222,7 @@ def test_without_the_option_ray_is_never_imported(tmp_path: Path) -> None:
     code = f"""
 import os, sys
 os.chdir({str(tmp_path)!r})
-from publisher.cli import cli
+from publisher.cli.app import cli
 cli(["-m", "pico.yaml", "--until", "extract", "--device", "cpu"], standalone_mode=False)
 print([name for name in sys.modules if name.split(".")[0] in ("ray", "grpc")])
 """

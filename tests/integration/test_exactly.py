@@ -15,13 +15,13 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from publisher.adapters.loading import quiet
 from publisher.audit import audit
+from publisher.cli.merge import Request, merge
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, FetchError
-from publisher.loading import quiet
-from publisher.merge import Request, merge
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction
+from publisher.pipeline.run import Run, run
+from publisher.records.schemas import Extraction
 
 VARIANTS = {"clef": "", "clef-flash": "clef-flash"}
 

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from publisher.adapters.exports import export_problems, peft_adapter, write_exports
+from publisher.adapters.exports.llamacpp import Place, Swap, places
 from publisher.audit import audit
-from publisher.compat import on_llama_cpp, on_mlx
-from publisher.compat.subject import Base, read_subject
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, PushError
-from publisher.exports import export_problems, peft_adapter, write_exports
-from publisher.exports.llamacpp import Place, Swap, places
-from publisher.files import packaged_folder, sha256_of
-from publisher.manifest import Variant, load_manifest
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction, Outcome
+from publisher.loaders import on_llama_cpp, on_mlx
+from publisher.loaders.subject import Base, read_subject
+from publisher.manifest.schema import Variant, load_manifest
+from publisher.pipeline.run import Run, run
+from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 
 FILES = ("adapter_model.gguf", "mlx/adapters.safetensors", "mlx/adapter_config.json")

@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from publisher.engines.progress import silent
 from publisher.errors import BusyError, NoRoomError, PublisherError
-from publisher.lock import locked
-from publisher.pipeline import Run, run
-from publisher.progress import silent
+from publisher.pipeline.lock import locked
+from publisher.pipeline.run import Run, run
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20
@@ -112,7 +112,7 @@ def undisturbed(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def forks() -> Iterator[ForkServerContext]:
     """Processes that have torch and this project imported when they start."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["publisher.stages.extract", "publisher.pipeline"])
+    context.set_forkserver_preload(["publisher.pipeline.stages.extract", "publisher.pipeline.run"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # the server reads no other path before it preloads
         context.Process(target=os.getpid).start()

@@ -9,9 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction, Outcome
+from publisher.engines.progress import silent
+from publisher.pipeline.run import Run, run
+from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]

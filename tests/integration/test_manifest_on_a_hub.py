@@ -9,14 +9,14 @@ import torch
 from huggingface_hub import HfApi, constants
 from safetensors.torch import save_file
 
+from publisher.engines.progress import Octets
 from publisher.errors import FetchError, HubError
-from publisher.hub import resolve_revision
-from publisher.localhub import LocalHub
-from publisher.manifest import Manifest, Reference, load_manifest
-from publisher.new import new_manifest
-from publisher.pin import pin
-from publisher.progress import Octets
-from publisher.stages.fetch import fetch
+from publisher.hub.client import resolve_revision
+from publisher.hub.local import LocalHub
+from publisher.manifest.new import new_manifest
+from publisher.manifest.pin import pin
+from publisher.manifest.schema import Manifest, Reference, load_manifest
+from publisher.pipeline.stages.fetch import fetch
 
 WEIGHTS = {"model.layers.0.q_proj.weight": (8, 4), "lm_head.weight": (6, 4)}
 

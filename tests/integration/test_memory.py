@@ -29,7 +29,7 @@ card: {{template: lora_card.md.j2, title: Pico, summary: One adapter.}}
 COMMAND = """
 import re, sys
 from pathlib import Path
-from publisher.cli import cli
+from publisher.cli.app import cli
 cli(["-m", "pico.yaml", "--until", "extract", "--device", "cpu"], standalone_mode=False)
 print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """  # the kernel's own figure: what getrusage says of a child starts from its parent's peak

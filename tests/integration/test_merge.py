@@ -15,13 +15,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from publisher import cli, fp8
+from publisher.adapters.loading import quiet
+from publisher.checkpoints import fp8
+from publisher.cli import app as cli
+from publisher.cli.merge import Request, merge
+from publisher.engines.progress import silent
 from publisher.errors import ManifestError, MergeError, NoRoomError
-from publisher.loading import quiet
-from publisher.merge import Request, merge
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Merged
+from publisher.pipeline.run import Run, run
+from publisher.records.schemas import Merged
 from tests.inputs.pairs import FP8_BLOCK, quantise, say_fp8
 from tests.manifests import ADAPTER, one_variant
 
@@ -31,7 +32,7 @@ CARD = {"title": "Pico", "summary": "One adapter."}
 PEAK = """
 import re, sys
 from pathlib import Path
-from publisher.cli import cli
+from publisher.cli.app import cli
 cli(sys.argv[1:], standalone_mode=False)
 print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from publisher.pipeline import Run, run
-from publisher.progress import silent
+from publisher.engines.progress import silent
+from publisher.pipeline.run import Run, run
 from tests.clusters import Machines, two_machines
 from tests.manypairs import make_pair
 
@@ -142,7 +142,7 @@ def test_the_driver_takes_no_more_memory_as_a_thousand_pairs_go_by(
 MEASURED = rf"""
 import re
 from pathlib import Path
-from publisher.pipeline import Run, run
+from publisher.pipeline.run import Run, run
 
 def tell_peak():
     print(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])

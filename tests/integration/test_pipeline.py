@@ -17,11 +17,11 @@ import torch
 import transformers
 import yaml
 
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, FetchError, ManifestError, PushError
-from publisher.files import packaged_folder
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction, Outcome, Verification
+from publisher.pipeline.run import Run, run
+from publisher.records.files import packaged_folder
+from publisher.records.schemas import Extraction, Outcome, Verification
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
@@ -457,7 +457,7 @@ def test_without_a_hub_one_sentence_says_so_and_what_to_do(tmp_path: Path) -> No
 
 _IMPORTS = """
 import json, sys
-from publisher.cli import main
+from publisher.cli.app import main
 sys.argv = ["publish", *sys.argv[1:]]
 try:
     main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import publisher
-from publisher.files import packaged_folder
+from publisher.records.files import packaged_folder
 
 MANIFEST = packaged_folder("manifests") / "demo.yaml"
 MODULE = "model.language_model.layers.47.self_attn.v_proj"
@@ -112,7 +112,7 @@ def test_commands_that_read_start_without_torch(demo_run: Path, tmp_path: Path, 
     arguments = ["report", "-o", str(tmp_path / "page.html")] if command == "report" else ["explain", MODULE]
     script = (
         f"import sys; sys.argv = ['publish', *{arguments!r}, '--folder', 'dist/demo']\n"
-        "from publisher.cli import main\n"
+        "from publisher.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'transformers', 'peft'} & set(sys.modules)\n"

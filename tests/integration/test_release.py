@@ -19,11 +19,11 @@ import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
 import publisher
-from publisher.artefacts import ADAPTER, EXTRACTION
-from publisher.localhub import Fault, LocalHub, Role
-from publisher.markers import mark
-from publisher.pipeline import validation_key
-from publisher.records import Validation
+from publisher.hub.local import Fault, LocalHub, Role
+from publisher.pipeline.markers import mark
+from publisher.pipeline.run import validation_key
+from publisher.records.filenames import ADAPTER, EXTRACTION
+from publisher.records.schemas import Validation
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"

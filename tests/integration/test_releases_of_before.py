@@ -21,11 +21,11 @@ from publisher.audit.checks import UncheckedError
 from publisher.audit.evidence import digests, evidence, figures, pictures, verification
 from publisher.audit.meaning import Comparison, compared, picture_problems
 from publisher.audit.release import Release, card, open_release
+from publisher.engines.progress import silent
 from publisher.errors import AuditError, PublisherError
-from publisher.files import canonical_json, packaged_folder
-from publisher.manifest import load_manifest
-from publisher.progress import silent
-from publisher.stages.card import load_evidence, render_card
+from publisher.manifest.schema import load_manifest
+from publisher.records.files import canonical_json, packaged_folder
+from publisher.release.card import load_evidence, render_card
 from tests.make_release import KINDS, RELEASES, make
 
 EVERY = sorted(path.name for path in RELEASES.iterdir())
@@ -93,7 +93,7 @@ def _reword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert here in text, f"{name} does not say: {here}"
             text = text.replace(here, other)
         file.write_text(text, encoding="utf-8")
-    for module in ("publisher.stages.card", "publisher.audit.release"):
+    for module in ("publisher.release.card", "publisher.audit.release"):
         monkeypatch.setattr(f"{module}.packaged_folder", lambda folder: tmp_path / folder)
 
 

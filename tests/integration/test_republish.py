@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError
-from publisher.hub import Destination, list_files
-from publisher.localhub import LocalHub
-from publisher.manifest import load_manifest
-from publisher.republish import card_from_hub
-from publisher.stages.push import Target, push
+from publisher.hub.client import Destination, list_files
+from publisher.hub.local import LocalHub
+from publisher.manifest.schema import load_manifest
+from publisher.pipeline.stages.push import Target, push
 
 REPO = "demo/clef-lora"
 

@@ -17,19 +17,19 @@ from cryptography.hazmat.primitives import serialization as forms
 from cryptography.hazmat.primitives.asymmetric import ec
 from huggingface_hub import HfApi, constants
 
-from publisher import cli
 from publisher.audit import audit
+from publisher.cli import app as cli
+from publisher.cli.republish import card_from_hub
+from publisher.engines.progress import silent
 from publisher.errors import CardError, PushError, SigningError
-from publisher.files import sha256_of
-from publisher.hub import Destination
-from publisher.localhub import LocalHub
-from publisher.manifest import Manifest, Signer, SigstoreSigner, load_manifest
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Audit, Check, Signing
-from publisher.republish import card_from_hub
-from publisher.signing import Means, _require_identity, is_signed, require_means, sign_release
-from publisher.stages.push import Target, push
+from publisher.hub.client import Destination
+from publisher.hub.local import LocalHub
+from publisher.manifest.schema import Manifest, Signer, SigstoreSigner, load_manifest
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.stages.push import Target, push
+from publisher.records.files import sha256_of
+from publisher.records.schemas import Audit, Check, Signing
+from publisher.release.signing import Means, _require_identity, is_signed, require_means, sign_release
 
 SIGNED = {f"{folder}{name}" for folder in ("", "small/") for name in ("adapter_config.json", "extraction.json")}
 SIGNED |= {f"{folder}{name}" for folder in ("", "small/") for name in ("errors.svg", "spectrum.svg")}

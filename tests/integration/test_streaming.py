@@ -12,16 +12,18 @@ from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from safetensors.torch import load_file, save, save_file
 
-from publisher import comparison, hub, weights
-from publisher.cli import cli
+from publisher.checkpoints import weights
+from publisher.checkpoints.weights import headers_of, reader_of
+from publisher.cli.app import cli
+from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError, UnclearAnswerError
-from publisher.localhub import Fault, LocalHub
-from publisher.manifest import Reference
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Outcome, Snapshot
-from publisher.stages.fetch import fetch
-from publisher.weights import headers_of, reader_of
+from publisher.extraction import comparison
+from publisher.hub import client as hub
+from publisher.hub.local import Fault, LocalHub
+from publisher.manifest.schema import Reference
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.stages.fetch import fetch
+from publisher.records.schemas import Outcome, Snapshot
 from tests.inputs.pairs import quantise, say_fp8
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")

@@ -21,20 +21,20 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from publisher.console import show_outcome
-from publisher.demofp8 import write_fp8
+from publisher.cli.console import show_outcome
+from publisher.cli.demo.fp8 import write_fp8
 from publisher.engines.local import Local
+from publisher.engines.progress import silent
 from publisher.errors import PublisherError, PushError, VerificationError
-from publisher.files import sha256_of
-from publisher.lora import seeded
-from publisher.manifest import load_manifest
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Extraction, Outcome, Verification
-from publisher.requests import RequestFile, read_requests
-from publisher.runners import Model, loaded
-from publisher.stages.fetch import fetch
-from publisher.stages.verify import Inputs, verify
+from publisher.manifest.schema import load_manifest
+from publisher.numerics.lora import seeded
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.stages.fetch import fetch
+from publisher.pipeline.stages.verify import Inputs, verify
+from publisher.records.files import sha256_of
+from publisher.records.schemas import Extraction, Outcome, Verification
+from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.runners import Model, loaded
 from tests.manifests import one_variant
 from tests.words import write_tokenizer
 
@@ -361,7 +361,9 @@ def test_nothing_is_pushed_that_did_not_pass_the_verification_the_manifest_asks_
 def forks() -> Iterator[ForkServerContext]:
     """Processes that have transformers and this project imported when they start."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["publisher.stages.verify", "publisher.pipeline", "transformers.models.llama"])
+    context.set_forkserver_preload(
+        ["publisher.pipeline.stages.verify", "publisher.pipeline.run", "transformers.models.llama"]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         context.Process(target=os.getpid).start()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 
+from publisher.engines.progress import silent
 from publisher.errors import HubError
-from publisher.localhub import LocalHub
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import Outcome, Verification
+from publisher.hub.local import LocalHub
+from publisher.pipeline.run import Run, run
+from publisher.records.schemas import Outcome, Verification
 from tests.clusters import two_machines
 from tests.manifests import ADAPTER
 from tests.words import write_tokenizer

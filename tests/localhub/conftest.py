@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 from huggingface_hub import HfApi, close_session
 
-from publisher.localhub import LocalHub, Role
+from publisher.hub.local import LocalHub, Role
 
 REPO = "team/adapter"
 Client = Callable[..., subprocess.CompletedProcess[str]]

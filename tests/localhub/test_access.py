@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, get_session
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from publisher.localhub import LocalHub
-from publisher.localhub.repositories import Repository
+from publisher.hub.local import LocalHub
+from publisher.hub.local.repositories import Repository
 
 Attempts = list[Callable[[], object]]
 

@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from publisher.localhub import LocalHub
-from publisher.localhub.refusals import Refusal
-from publisher.localhub.repositories import Delete, Put
+from publisher.hub.local import LocalHub
+from publisher.hub.local.refusals import Refusal
+from publisher.hub.local.repositories import Delete, Put
 
 
 def add(path: str, content: bytes) -> list[CommitOperationAdd]:

@@ -7,7 +7,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from publisher.localhub import LocalHub
+from publisher.hub.local import LocalHub
 
 CARD = b"---\nlicense: apache-2.0\ntags: [lora]\nreleased: 2026-01-02\n---\n# An adapter\n"
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from publisher.localhub import Fault, LocalHub
+from publisher.hub.local import Fault, LocalHub
 
 
 def add() -> list[CommitOperationAdd]:

@@ -10,7 +10,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub._oidc import exchange_oidc_token, oidc_login
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 
-from publisher.localhub import LocalHub
+from publisher.hub.local import LocalHub
 
 Client = Callable[..., CompletedProcess[str]]
 CLAIMS = {"repository": "team/code", "workflow": "release.yml", "ref": "refs/tags/v1.0"}

@@ -4,8 +4,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
-from publisher.localhub import LocalHub
-from publisher.localhub.repositories import Put
+from publisher.hub.local import LocalHub
+from publisher.hub.local.repositories import Put
 
 
 @pytest.fixture

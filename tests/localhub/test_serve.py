@@ -1,4 +1,4 @@
-"""`python -m publisher.localhub`, and what happens without the optional dependencies."""
+"""`python -m publisher.hub.local`, and what happens without the optional dependencies."""
 
 import re
 import signal
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from publisher.errors import PublisherError
-from publisher.localhub import LocalHub
+from publisher.hub.local import LocalHub
 
 WHOAMI = "from huggingface_hub import HfApi; print(HfApi().whoami()['fullname'])"
 LINES = 6
 
 
 def test_the_printed_environment_points_the_client_at_the_local_hub(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "publisher.localhub", "--root", str(tmp_path / "hub")]
+    command = [sys.executable, "-m", "publisher.hub.local", "--root", str(tmp_path / "hub")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stderr is not None
@@ -34,7 +34,7 @@ def test_the_printed_environment_points_the_client_at_the_local_hub(tmp_path: Pa
 def test_tokens_are_kept_for_their_owner_and_never_printed(tmp_path: Path) -> None:
     shown = []
     for _ in range(2):
-        command = [sys.executable, "-m", "publisher.localhub", "--root", str(tmp_path / "hub")]
+        command = [sys.executable, "-m", "publisher.hub.local", "--root", str(tmp_path / "hub")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             shown += [server.stdout.readline() for _ in range(LINES)]
@@ -59,7 +59,7 @@ def test_asking_for_a_repository_that_is_not_there_is_an_error(hub: LocalHub) ->
 
 @pytest.mark.parametrize("module", ["pygit2", "starlette", "uvicorn", "jwt", "lz4.frame"])
 def test_a_missing_dependency_is_reported_with_the_command_that_installs_it(module: str) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; import publisher.localhub"
+    code = f"import sys; sys.modules[{module!r}] = None; import publisher.hub.local"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"the local Hub needs {module}" in failed.stderr
     assert "pip install 'lora-publisher[localhub]'" in failed.stderr

@@ -14,9 +14,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 from safetensors.numpy import save_file
 
-from publisher.localhub import LocalHub, Role
-from publisher.localhub.lfs import Pointer, pointer_in
-from publisher.localhub.xet_format import chunk_offsets
+from publisher.hub.local import LocalHub, Role
+from publisher.hub.local.lfs import Pointer, pointer_in
+from publisher.hub.local.xet_format import chunk_offsets
 
 Client = Callable[..., CompletedProcess[str]]
 NAME = "adapter_model.safetensors"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.localhub.xet_format import Segment, chunk_content, chunk_offsets, files_in_shard, regrouped
+from publisher.hub.local.xet_format import Segment, chunk_content, chunk_offsets, files_in_shard, regrouped
 
 
 def chunk(scheme: int, payload: bytes, length: int) -> bytes:

@@ -18,9 +18,7 @@ from markdown_it import MarkdownIt
 
 from publisher import __version__
 from publisher.errors import CardError, FetchError
-from publisher.figures import Pair, set_figures
-from publisher.files import packaged_folder
-from publisher.manifest import (
+from publisher.manifest.schema import (
     Fp8Base,
     Manifest,
     Reference,
@@ -30,7 +28,8 @@ from publisher.manifest import (
     load_manifest,
     read_manifest,
 )
-from publisher.records import (
+from publisher.records.files import packaged_folder
+from publisher.records.schemas import (
     Carried,
     Checkpoint,
     Extraction,
@@ -51,7 +50,7 @@ from publisher.records import (
     VerificationSet,
     spectrum_places,
 )
-from publisher.stages.card import (
+from publisher.release.card import (
     Evidence,
     check_card,
     count,
@@ -65,6 +64,7 @@ from publisher.stages.card import (
     size,
     stamp,
 )
+from publisher.verification.metrics import Pair, set_figures
 
 MANIFESTS = packaged_folder("manifests")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -312,7 +312,7 @@ def test_a_card_says_in_its_last_line_who_rendered_it() -> None:
 def test_another_template_is_another_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = stamp()
     shutil.copytree(packaged_folder("templates"), tmp_path / "templates")
-    monkeypatch.setattr("publisher.stages.card.packaged_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr("publisher.release.card.packaged_folder", lambda name: tmp_path / name)
     assert stamp() == before
     usage = tmp_path / "templates" / "usage_peft.md.j2"
     usage.write_text(usage.read_text(encoding="utf-8") + "Enjoy.\n", encoding="utf-8")
@@ -919,7 +919,7 @@ def test_tensor_names_are_grouped_by_what_they_share() -> None:
 
 def test_the_card_starts_without_torch() -> None:
     code = (
-        "import sys, publisher.stages.card; "
+        "import sys, publisher.release.card; "
         "sys.exit(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)) or None)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,14 +14,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from publisher.demo import RANK, VALUE_HEADS
+from publisher.cli.demo.checkpoints import RANK, VALUE_HEADS
 from publisher.engines.local import Local
-from publisher.files import packaged_folder
-from publisher.manifest import AdapterSettings, Expectation, Reference, Variant, load_manifest
-from publisher.progress import Progress, silent
-from publisher.records import Extraction, ModuleExtraction, Snapshot
-from publisher.stages.extract import extract
-from publisher.stages.fetch import fetch
+from publisher.engines.progress import Progress, silent
+from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant, load_manifest
+from publisher.pipeline.stages.extract import extract
+from publisher.pipeline.stages.fetch import fetch
+from publisher.records.files import packaged_folder
+from publisher.records.schemas import Extraction, ModuleExtraction, Snapshot
 
 FILES = ("adapter_config.json", "adapter_model.safetensors", "extraction.json")
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from publisher.errors import ExtractionError
-from publisher.lora import step_of
-from publisher.manifest import AdapterSettings
-from publisher.module import extract_module
+from publisher.extraction.module import extract_module
+from publisher.manifest.schema import AdapterSettings
+from publisher.numerics.lora import step_of
 
 NAME = "model.layers.3.mlp.up_proj.weight"
 RANK = 12

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from publisher.adapter import Factors
-from publisher.manifest import AdapterSettings
-from publisher.module import extract_module
-from publisher.records import PLATEAU, ExactRecovery
-from publisher.rounding import Arithmetic, merged
+from publisher.adapters.peft_files import Factors
+from publisher.extraction.module import extract_module
+from publisher.manifest.schema import AdapterSettings
+from publisher.numerics.rounding import Arithmetic, merged
+from publisher.records.schemas import PLATEAU, ExactRecovery
 
 NAME = "model.layers.3.mlp.up_proj.weight"
 SHAPE, RANK = (256, 320), 16

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from publisher.checkpoints.tensors import TensorReader, read_headers
+from publisher.engines.progress import silent
 from publisher.errors import FetchError
-from publisher.files import sha256_of
-from publisher.manifest import Reference
-from publisher.progress import silent
-from publisher.records import Snapshot
-from publisher.stages.fetch import fetch, hashed_here
-from publisher.tensors import TensorReader, read_headers
+from publisher.manifest.schema import Reference
+from publisher.pipeline.stages.fetch import fetch, hashed_here
+from publisher.records.files import sha256_of
+from publisher.records.schemas import Snapshot
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad"
 INDEX = "model.safetensors.index.json"

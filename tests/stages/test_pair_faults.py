@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from publisher.engines.local import Local
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError
-from publisher.manifest import AdapterSettings, Expectation, Reference, Variant
-from publisher.progress import silent
-from publisher.records import Extraction
-from publisher.stages.extract import extract
-from publisher.stages.fetch import fetch
+from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant
+from publisher.pipeline.stages.extract import extract
+from publisher.pipeline.stages.fetch import fetch
+from publisher.records.schemas import Extraction
 from tests.manifests import ADAPTER
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad" / "pairs"

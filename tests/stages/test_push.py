@@ -18,16 +18,16 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, cl
 from huggingface_hub.utils import _auth
 from safetensors.numpy import save_file
 
-from publisher.artefacts import PER_REPOSITORY, PER_VARIANT
-from publisher.commitplan import dry_plan, plan_push
+from publisher.engines.progress import Octets
 from publisher.errors import HubError, PublisherError, PushError
-from publisher.hub import THE_HUB, Destination
-from publisher.localhub import Fault, LocalHub, Role
-from publisher.manifest import Manifest
-from publisher.progress import Octets
-from publisher.records import PushOutcome
-from publisher.stages import push as stage
-from publisher.stages.push import Target, carry_out, preflight, push
+from publisher.hub.client import THE_HUB, Destination
+from publisher.hub.local import Fault, LocalHub, Role
+from publisher.manifest.schema import Manifest
+from publisher.pipeline.stages import push as stage
+from publisher.pipeline.stages.push import Target, carry_out, preflight, push
+from publisher.records.filenames import PER_REPOSITORY, PER_VARIANT
+from publisher.records.schemas import PushOutcome
+from publisher.release.commitplan import dry_plan, plan_push
 
 REPO = "team/adapter"
 COMMIT = f"/{REPO}/commit/"
@@ -316,7 +316,7 @@ def test_a_lost_commit_is_found_below_what_others_made_on_top_of_it(
         api.create_commit(REPO, [CommitOperationDelete("README.md")], commit_message="theirs")
 
     monkeypatch.setattr(stage, "_LOOK_AGAIN", (0.0,))
-    monkeypatch.setattr("publisher.stages.push.time.sleep", look)
+    monkeypatch.setattr("publisher.pipeline.stages.push.time.sleep", look)
     update.hub.faults.add(Fault("POST", COMMIT, status=504, after_effect=True))
     assert update.push().commit == landed[0]
     assert update.titles == ["theirs", *AFTER]

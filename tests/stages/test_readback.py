@@ -9,16 +9,16 @@ import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, close_session, constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from publisher.commitplan import staged_files
+from publisher.engines.progress import silent
 from publisher.errors import PushError
-from publisher.hub import Destination
-from publisher.localhub import LocalHub
-from publisher.manifest import load_manifest
-from publisher.pipeline import Run, run
-from publisher.progress import silent
-from publisher.records import ReadBack
-from publisher.stages.push import Target, push
-from publisher.stages.readback import Published, read_back
+from publisher.hub.client import Destination
+from publisher.hub.local import LocalHub
+from publisher.manifest.schema import load_manifest
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.stages.push import Target, push
+from publisher.pipeline.stages.readback import Published, read_back
+from publisher.records.schemas import ReadBack
+from publisher.release.commitplan import staged_files
 
 REPO = "team/adapter"
 ADAPTER = "small/adapter_model.safetensors"

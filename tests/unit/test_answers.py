@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.answers import Answer, Answers
+from publisher.verification.answers import Answer, Answers
 
 BATCHES: list[list[list[Answer]]] = [
     [[np.array([0.1, -3e38], dtype=np.float32), "ValueError: too long"], [np.array([7.0], dtype=np.float32)]],

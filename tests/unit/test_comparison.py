@@ -11,13 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from publisher.comparison import Comparison, compare, equal, is_linear_weight, layers_of, preflight, ranges, weighed
+from publisher.checkpoints.tensors import Scale, TensorHeader, TensorReader, file_headers
+from publisher.checkpoints.weights import Sides
 from publisher.engines.local import Local
+from publisher.engines.progress import silent
 from publisher.errors import ExtractionError
-from publisher.progress import silent
-from publisher.records import Checkpoint, Snapshot
-from publisher.tensors import Scale, TensorHeader, TensorReader, file_headers
-from publisher.weights import Sides
+from publisher.extraction.comparison import (
+    Comparison,
+    compare,
+    equal,
+    is_linear_weight,
+    layers_of,
+    preflight,
+    ranges,
+    weighed,
+)
+from publisher.records.schemas import Checkpoint, Snapshot
 
 Headers = Mapping[str, TensorHeader]
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from publisher.console import show_audit, show_outcome, show_plan
-from publisher.records import Audit, Check, CommitPlan, Operation, Outcome, VariantOutcome
+from publisher.cli.console import show_audit, show_outcome, show_plan
+from publisher.records.schemas import Audit, Check, CommitPlan, Operation, Outcome, VariantOutcome
 from tests.unit.test_pictures import a_set, agreement, extraction, module, verification
 
 OUTCOME = Outcome(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.drawing import Axis, Dot, Label, Line, Picture, Rect, legend, log_axis, number, svg
+from publisher.release.svg import Axis, Dot, Label, Line, Picture, Rect, legend, log_axis, number, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-12, 1e12)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from publisher import exact, lora
-from publisher.exact import BUDGET, RISING, inside_share, recover
-from publisher.rounding import Intervals, intervals, merged
+from publisher.numerics import exact, lora
+from publisher.numerics.exact import BUDGET, RISING, inside_share, recover
+from publisher.numerics.rounding import Intervals, intervals, merged
 
 RANK = 16
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from publisher.console import show_module
-from publisher.dossier import Dossier, Part, dossier
+from publisher.cli.console import show_module
 from publisher.errors import FetchError, ManifestError
-from publisher.explain import explain, module_names, nearest, spectrum_bar
-from publisher.records import ExactRecovery, Extraction, ModuleExtraction
-from publisher.verdict import verdict_on
+from publisher.records.schemas import ExactRecovery, Extraction, ModuleExtraction
+from publisher.release.dossier import Dossier, Part, dossier
+from publisher.release.explain import explain, module_names, nearest, spectrum_bar
+from publisher.release.verdict import verdict_on
 from tests.unit.test_pictures import extraction, module
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"

@@ -11,10 +11,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.architectures import KNOWN, LLAMA_CPP
+from publisher.adapters.exports import require_exportable
+from publisher.adapters.exports.llamacpp import Swap, places
 from publisher.errors import ExtractionError
-from publisher.exports import require_exportable
-from publisher.exports.llamacpp import Swap, places
+from publisher.manifest.architectures import KNOWN, LLAMA_CPP
 
 LLAMA: Mapping[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 KEYS, VALUES, KEY_WIDTH, VALUE_WIDTH, HIDDEN = 2, 6, 3, 5, 4

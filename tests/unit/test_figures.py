@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher import figures
 from publisher.errors import VerificationError
-from publisher.figures import Pair, divergence, set_figures
-from publisher.records import Gold, Kind, Limits, VerificationSet
+from publisher.records.schemas import Gold, Kind, Limits, VerificationSet
+from publisher.verification import metrics as figures
+from publisher.verification.metrics import Pair, divergence, set_figures
 
 NOBODY = np.zeros(0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from publisher import fp8
+from publisher.checkpoints import fp8
 
 BLOCK = (128, 128)
 

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from publisher import fp8, fp8base
-from publisher.demofp8 import write_fp8
+from publisher.adapters.loading import quiet
+from publisher.checkpoints import fp8
+from publisher.cli.demo.fp8 import write_fp8
 from publisher.errors import FetchError
-from publisher.loading import quiet
-from publisher.records import Checkpoint, Snapshot
+from publisher.records.schemas import Checkpoint, Snapshot
+from publisher.verification import fp8_emulation as fp8base
 
 SIZES = {"vocab_size": 64, "hidden_size": 200, "intermediate_size": 300, "num_hidden_layers": 2, "head_dim": 50}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

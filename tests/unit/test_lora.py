@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from publisher import lora
+from publisher.numerics import lora
 
 NARROW = (torch.bfloat16, torch.float16)
 EVERY = (*NARROW, torch.float32)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from publisher.errors import ManifestError
-from publisher.files import canonical_json
-from publisher.manifest import Manifest, load_manifest, parse_manifest, read_manifest
+from publisher.manifest.schema import Manifest, load_manifest, parse_manifest, read_manifest
+from publisher.records.files import canonical_json
 
 ROOT = Path(__file__).parents[2]
 BAD = sorted((ROOT / "tests/manifests_bad").glob("*.yaml"))

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from publisher.errors import ExtractionError, FetchError, PublisherError
-from publisher.manifest import Manifest, read_manifest
-from publisher.new import new_manifest
+from publisher.manifest.new import new_manifest
+from publisher.manifest.schema import Manifest, read_manifest
 
 Shapes = dict[str, tuple[int, ...]]
 WEIGHTS: Shapes = {"model.layers.0.q_proj.weight": (8, 4), "model.layers.0.norm.weight": (4,), "lm_head.weight": (6, 4)}
@@ -156,9 +156,8 @@ def test_a_folder_that_is_not_there_is_named(folder: Path) -> None:
 
 
 def test_check_pin_and_new_start_without_torch() -> None:
-    code = (
-        "import sys, publisher.new, publisher.pin; print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
-    )
+    heavy = "{'torch', 'transformers', 'peft'}"
+    code = f"import sys, publisher.manifest.new, publisher.manifest.pin; print(sorted({heavy} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

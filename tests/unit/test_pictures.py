@@ -6,20 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from publisher.comparison import Comparison
-from publisher.drawing import Dot, Label, Line, Mark, Picture, Rect, svg
-from publisher.pictures import (
-    Column,
-    card_pictures,
-    chosen_modules,
-    divergences,
-    error_map,
-    exact_shares,
-    layer_sizes,
-    spectrum,
-    spot_of,
-)
-from publisher.records import (
+from publisher.extraction.comparison import Comparison
+from publisher.extraction.summary import summarise
+from publisher.records.schemas import (
     Checkpoint,
     Extraction,
     FileDigest,
@@ -32,7 +21,18 @@ from publisher.records import (
     VerificationSet,
     spectrum_places,
 )
-from publisher.summary import summarise
+from publisher.release.charts import (
+    Column,
+    card_pictures,
+    chosen_modules,
+    divergences,
+    error_map,
+    exact_shares,
+    layer_sizes,
+    spectrum,
+    spot_of,
+)
+from publisher.release.svg import Dot, Label, Line, Mark, Picture, Rect, svg
 
 _FILE = FileDigest(name="adapter_model.safetensors", size=1, sha256="0" * 64)
 _CHECKPOINT = Checkpoint(kind="local", name="one", revision="0" * 40, files=())

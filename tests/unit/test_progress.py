@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from publisher.console import progress_on
-from publisher.progress import Octets, Pace, amount, duration
+from publisher.cli.console import progress_on
+from publisher.engines.progress import Octets, Pace, amount, duration
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -86,8 +86,8 @@ def test_amounts_and_durations_read() -> None:
 def test_a_pipe_gets_plain_lines_now_and_then_with_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, out = Clock(), io.StringIO()
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("publisher.console.time.monotonic", clock)
-    monkeypatch.setattr("publisher.console.Pace", lambda: Pace(clock))
+    monkeypatch.setattr("publisher.cli.console.time.monotonic", clock)
+    monkeypatch.setattr("publisher.cli.console.Pace", lambda: Pace(clock))
     with progress_on(Console(file=out)) as progress:
         for done in range(5):
             clock.now = 2.0 * done

@@ -3,9 +3,9 @@
 import re
 from html.parser import HTMLParser
 
-from publisher.dossier import Dossier, Part
-from publisher.records import Extraction
-from publisher.report import render_report
+from publisher.records.schemas import Extraction
+from publisher.release.dossier import Dossier, Part
+from publisher.release.report import render_report
 from tests.unit.test_pictures import a_set, agreement, extraction, module, verification
 
 

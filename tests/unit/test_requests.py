@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from publisher.errors import VerificationError
-from publisher.requests import Question, Runner, read_requests
+from publisher.verification.requests import Question, Runner, read_requests
 
 CHOICE = {"type": "choice", "criteria": {"b": "second", "a": "first"}}
 SCORE = {"type": "score", "criteria": ["low", "middle", "high"]}

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.errors import VerificationError
-from publisher.spread import device_map, spread
+from publisher.verification.dispatch import device_map, spread
 
 LAYERS = 6
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from publisher.templating import card_environment, html_environment
+from publisher.release.templating import card_environment, html_environment
 
 HOSTILE = "<b>[a](x)</b> | *c*"
 AS_TEXT = r"&lt;b&gt;\[a\](x)&lt;/b&gt; \| \*c\*"

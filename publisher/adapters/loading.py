@@ -1,0 +1,355 @@
+"""Loading an adapter with PEFT, strictly: whatever PEFT passes over with a warning, or silently, is a problem.
+
+The model class is built from its configuration alone, on the meta device, so that an adapter for a model of any
+size is judged in its own size. Works on a local folder and on a Hub repository at a commit alike.
+
+Neither library sees a file of others as it is: transformers gets a checked copy of config.json, PEFT a folder with the
+reduced adapter_config.json, whose patterns have become names, and a link to the tensors. Whatever either of them raises
+is one ValidationError.
+"""
+
+import contextlib
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import peft
+import torch
+import transformers
+from huggingface_hub import hf_hub_download
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
+from transformers.pytorch_utils import Conv1D
+
+from publisher.adapters.peft_files import KEY_PREFIX
+from publisher.border.adapterconfig import reduced, resolved
+from publisher.border.limits import LIMITS
+from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
+from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
+from publisher.checkpoints.tensors import file_headers, read_config, read_json
+from publisher.errors import PublisherError, ValidationError, shown
+from publisher.records.filenames import ADAPTER, CONFIG
+from publisher.records.schemas import ModuleExtraction
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Where an adapter is: a local folder, or a repository with subfolder and commit."""
+
+    place: Path | str
+    subfolder: str = ""
+    revision: str | None = None
+
+    @property
+    def weights(self) -> Path:
+        """Its tensors' file."""
+        return self._file(ADAPTER)
+
+    @property
+    def config(self) -> Path:
+        """Its adapter_config.json."""
+        return self._file(CONFIG)
+
+    def _file(self, name: str) -> Path:
+        if isinstance(self.place, Path):
+            return self.place / self.subfolder / name
+        return Path(hf_hub_download(self.place, name, subfolder=self.subfolder or None, revision=self.revision))
+
+
+def loading_problems(
+    model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: Adapter
+) -> list[str]:
+    """What keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
+
+    Raises:
+        ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
+    """
+    shapes = {module.name: module.shape for module in modules}
+    loaded, problems = load_on_config(model_class, shapes, config=config, adapter=adapter)
+    return problems + (list(_scaling_problems(loaded)) if loaded is not None else [])
+
+
+def load_on_config(
+    model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: Adapter
+) -> tuple[Any | None, list[str]]:
+    """The adapted model without the base's weights, and what of the adapter did not get there.
+
+    There is no model where the class lacks one of the modules. With low_cpu_mem_usage, a parameter that the file does
+    not reach shows by staying on the meta device.
+
+    Args:
+        model_class: a class of transformers.
+        shapes: (out, in) of each module that the adapter is for, by name.
+        config: the folder with the base's config.json.
+        adapter: at any scaling.
+
+    Returns:
+        The adapted model, or None where the class lacks a module, and the problems.
+
+    Raises:
+        ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
+            adapter altogether.
+    """
+    model = empty_model(model_class, configuration(config))
+    lost = stand_in(model, shapes)
+    if lost:
+        return None, [f"{name} is no linear module of {model_class}" for name in lost]
+    loaded, problems = load_adapter(model, adapter, empty=True)
+    tensors = load_file(adapter.weights)
+    parameters = dict(_adapter_parameters(loaded))
+    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
+    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
+    for name in sorted(parameters.keys() & tensors):
+        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
+    return loaded, problems
+
+
+def _adapter_parameters(loaded: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What PEFT put into the model, by the names that its file has for it; a shared weight under each of its names."""
+    for name, parameter in loaded.named_parameters(remove_duplicate=False):
+        if ".lora_" in name or ".modules_to_save." in name:
+            yield name.replace(".modules_to_save.", ".").replace(".default.", "."), parameter
+
+
+def class_named(name: str) -> Any:
+    """The model class of that name in transformers.
+
+    Raises:
+        ValidationError: the installed transformers has none.
+    """
+    found = getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValidationError(
+            f"transformers {transformers.__version__} has no model class {name}",
+            expected="a model_class that the installed transformers knows",
+            next_step="correct model_class in the manifest, or: pip install --upgrade transformers",
+        )
+    return found
+
+
+def empty_model(model_class: str, config: Any) -> Any:
+    """The model without weights. A class for another configuration would build another model, or fail in its depths."""
+    found = class_named(model_class)
+    if not isinstance(config, found.config_class):
+        raise ValidationError(
+            f"{model_class} is not for the base's config.json, which is a {type(config).__name__}",
+            expected=f"{' or '.join(config.architectures or ()) or 'the class it was saved from'}, as config.json says",
+            next_step="correct model_class in the manifest",
+        )
+    what = f"{model_class} of the base's config.json"
+    with _one_error(f"{what} cannot be built"), _no_downloads(), bounded_modules(what), torch.device("meta"):
+        return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
+
+
+def whole_model(model_class: str, folder: Path) -> Any:
+    """Return the model with the weights in this folder, in float32.
+
+    Raises:
+        FetchError: there is no readable config.json.
+        ValidationError: transformers has no such class, or refuses the folder.
+    """
+    config, found = configuration(folder), class_named(model_class)
+    if (quantisation := fp8_quantisation(read_config(folder))) is not None:
+        config.quantization_config = quantisation
+    what = f"{model_class} in {folder}"
+    with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
+        loaded = found.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)
+        return loaded.eval()
+
+
+def configuration(folder: Path) -> Any:
+    """Return the model's configuration, from config.json in this folder.
+
+    Raises:
+        FetchError: there is no readable config.json.
+        ValidationError: a value in it is beyond its limit, or transformers cannot make a configuration of it.
+    """
+    file = folder / MODEL_CONFIG
+    checked = bounded_config(read_config(folder), file=file)
+    if not isinstance(checked.get("model_type"), str):
+        raise ValidationError(
+            f"{file}: model_type is {shown(checked.get('model_type'))}",
+            expected="the name of a model type, as save_pretrained writes it",
+            next_step="name the base's folder as transformers saved it",
+        )
+    with _one_error(f"transformers cannot read {file}"), tempfile.TemporaryDirectory() as scratch, _no_downloads():
+        Path(scratch, MODEL_CONFIG).write_text(json.dumps(checked), encoding="utf-8")
+        found = transformers.AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
+    found._name_or_path = str(folder)  # noqa: SLF001 - where transformers keeps it
+    return found
+
+
+@contextlib.contextmanager
+def for_peft(adapter: Adapter, model: Any) -> Iterator[tuple[Path, list[str]]]:
+    """Give a folder that holds the adapter as PEFT may see it, and what is to be said of its patterns.
+
+    Args:
+        adapter: of any origin.
+        model: that it is to be put into; its modules' names are what patterns can mean.
+
+    Yields:
+        The folder, which is removed afterwards, and a complaint for each key of a pattern that means no module.
+
+    Raises:
+        FetchError: a file is missing or cannot be read.
+        PatternError, UncheckablePatternError: a pattern is none, or cannot be matched here.
+        ValidationError: a field or the file of tensors is beyond its limit.
+    """
+    weights = adapter.weights
+    found = reduced(read_json(adapter.config))
+    _require_size(weights, found.fields)
+    fields, complaints = resolved(found, [name for name, _ in model.named_modules() if name])
+    config = {"peft_type": "LORA", "inference_mode": True} | fields
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        Path(scratch, ADAPTER).symlink_to(weights.resolve())
+        yield Path(scratch), complaints
+
+
+def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
+    """Raise ValidationError for more tensors than are loaded, or ranks that no tensor of the file is as large as."""
+    shapes = [header.shape for header in file_headers(weights).values()]
+    size = weights.stat().st_size
+    if size > LIMITS.adapter_bytes:
+        raise ValidationError(
+            f"{weights} has {size:,} bytes; at most {LIMITS.adapter_bytes:,} are loaded", expected="a LoRA adapter"
+        )
+    rank = max([fields.get("r", 1), *fields.get("rank_pattern", {}).values()])
+    largest = max((extent for shape in shapes for extent in shape), default=0)
+    if rank > max(largest, _DEFAULT_RANK):
+        raise ValidationError(
+            f"{CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or columns",
+            expected="the ranks of the tensors",
+        )
+
+
+def load_adapter(model: Any, adapter: Adapter, *, empty: bool = False) -> tuple[Any, list[str]]:
+    """Return the model with the adapter loaded as a user loads it, and what PEFT complains about.
+
+    Args:
+        model: of the adapter's class.
+        adapter: of any origin.
+        empty: the model has no weights; parameters that the file does not reach stay on the meta device, and those
+            that it reaches keep the file's dtype.
+
+    Raises:
+        FetchError: a file is missing or cannot be read.
+        ValidationError: PEFT refuses it, or may not see it (`for_peft`).
+    """
+    settings: dict[str, Any] = {"low_cpu_mem_usage": True, "autocast_adapter_dtype": False} if empty else {}
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        _one_error(f"PEFT cannot load {adapter.place} on {type(model).__name__}", next_step=_OTHER_BASE),
+        for_peft(adapter, model) as (folder, complaints),
+        _no_downloads(),
+    ):
+        warnings.simplefilter("always")
+        loaded = peft.PeftModel.from_pretrained(model, folder, **settings)
+    return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+
+
+_DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
+_OTHER_BASE = (
+    "name the base, and its revision, that the adapter was made for; or correct model_class in the manifest to the "
+    "class whose tensor names the checkpoint has"
+)
+
+
+@contextlib.contextmanager
+def _one_error(what: str, *, next_step: str = "") -> Iterator[None]:
+    """Turn whatever a library raises over files of any origin into one ValidationError with its cause."""
+    try:
+        yield
+    except PublisherError:
+        raise
+    except Exception as error:
+        told = _one_line(error)
+        raise ValidationError(
+            f"{what}: {type(error).__name__}{f': {told}' if told else ''}",
+            expected="files that the installed libraries take",
+            next_step=next_step,
+        ) from error
+
+
+@contextlib.contextmanager
+def _no_downloads() -> Iterator[None]:
+    """Keep the libraries off the network: what a configuration names is never fetched behind the reader's back."""
+    before = huggingface_hub.constants.HF_HUB_OFFLINE
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE = before
+
+
+def merged_by_peft(weight: torch.Tensor, *, b: torch.Tensor, a: torch.Tensor, safe: bool) -> torch.Tensor:
+    """What PEFT's own `merge_and_unload` makes of one weight (m, n) and its factors (m, r), (r, n), at a scaling of 1.
+
+    `safe`: with `safe_merge=True`, by which PEFT rounds the update to the weight's dtype before it is added.
+    """
+    rank = a.shape[0]
+    alone = torch.nn.Sequential(torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
+    alone[0].weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["0"], init_lora_weights=False)
+    adapted = peft.get_peft_model(alone, settings)
+    layer = adapted.base_model.model[0]
+    layer.lora_A["default"].weight.data = a.float()
+    layer.lora_B["default"].weight.data = b.float()
+    merged: torch.Tensor = adapted.merge_and_unload(safe_merge=safe)[0].weight.data
+    return merged
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
+    level = transformers.logging.get_verbosity()
+    bar = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity(logging.ERROR)
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bar:
+            transformers.logging.enable_progress_bar()
+
+
+def stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it.
+
+    Returns the names that are no linear modules of this model.
+    """
+    there = dict(model.named_modules())
+    lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
+    for name in shapes.keys() - set(lost):
+        there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shapes[name]), requires_grad=False)
+    return lost
+
+
+def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
+    if parameter.is_meta:
+        yield f"{name} was left on the meta device"
+    elif not torch.equal(parameter.float(), tensor.float()):
+        yield f"{name} does not hold the file's values once loaded"
+
+
+def _scaling_problems(loaded: Any) -> Iterator[str]:
+    for name, layer in loaded.named_modules():
+        if isinstance(layer, LoraLayer) and layer.scaling["default"] != 1.0:
+            yield f"{name.removeprefix(KEY_PREFIX)} has scaling {layer.scaling['default']} instead of 1"
+
+
+def _is_complaint(entry: warnings.WarningMessage) -> bool:
+    # Of a linear module beside Conv1D, PEFT remarks that it decides the orientation by the module's class: rightly.
+    orientation = str(entry.message).startswith("fan_in_fan_out is set to True but")
+    return issubclass(entry.category, UserWarning | RuntimeWarning) and not orientation
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:400]

@@ -1,0 +1,128 @@
+"""The adapter's two files, as PEFT reads them: written directly, never saved through PEFT.
+
+PEFT's own save would write float32, blank the base model's name and rewrite the tags.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from publisher.adapters.residual import Residual
+from publisher.checkpoints.tensorfile import Planned, write_tensors
+from publisher.manifest.schema import Variant
+from publisher.records.schemas import Carried, Checkpoint, ModuleExtraction
+
+KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """One finished module: B (m, r) and A (r, n) in the adapter's dtype, of the weight (m, n) as stored, and figures.
+
+    `residual`: what a merge leaves to be set, where the manifest asks for it.
+
+    A weight stored as (in, out) has its factors exchanged and transposed in the file: there, A is always (r, in).
+    """
+
+    b: torch.Tensor
+    a: torch.Tensor
+    figures: ModuleExtraction
+    residual: Residual | None = None
+
+
+def adapter_config(
+    variant: Variant,
+    modules: Sequence[ModuleExtraction],
+    *,
+    rank: int,
+    base: Checkpoint,
+    carried: Sequence[Carried] = (),
+) -> dict[str, object]:
+    """adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
+
+    `rank` is the adapter's `r`; with the layout `pattern`, narrower modules are named in rank_pattern and
+    alpha_pattern both, since one without the other would change their scale. PEFT follows a carried module's tie
+    to others, as of an embedding table to the head, where it is asked to.
+    """
+    narrow = {module.name: module.rank for module in modules if module.alpha != rank}
+    tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
+    return tied | {
+        "peft_type": "LORA",
+        "task_type": variant.adapter.task_type,
+        "base_model_name_or_path": base.name,
+        "revision": base.revision if base.kind == "hub" else None,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": narrow,
+        "alpha_pattern": narrow,
+        "target_modules": [module.name for module in modules],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(module.transposed for module in modules),
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_bias": False,
+        "init_lora_weights": True,
+        "modules_to_save": [module.module for module in carried] or None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "exclude_modules": None,
+        "inference_mode": True,
+    }
+
+
+def padded(module: Factors, rank: int) -> Factors:
+    """The same product with `rank` columns: what is added is zero."""
+    missing = rank - module.figures.rank
+    b = torch.nn.functional.pad(module.b, (0, missing))
+    a = torch.nn.functional.pad(module.a, (0, 0, 0, missing))
+    return Factors(b, a, module.figures)
+
+
+def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
+    """Each key of the file for modules carried whole, and the tensor of the source that it holds."""
+    return {
+        f"{KEY_PREFIX}{holder}.{name.removeprefix(f'{module.module}.')}": name
+        for module in carried
+        for holder in (module.module, *module.tied)
+        for name in module.tensors
+    }
+
+
+def write_adapter(
+    path: Path,
+    modules: Sequence[ModuleExtraction],
+    *,
+    dtype: torch.dtype,
+    load: Callable[[ModuleExtraction], Factors],
+    carried: Mapping[str, Planned],
+) -> None:
+    """Write adapter_model.safetensors atomically; the same factors give the same bytes.
+
+    Args:
+        path: the file.
+        modules: the figures of all modules, each with the `alpha` it is padded to.
+        dtype: of the factors.
+        load: the factors of one module; they are asked for when their turn to be written comes.
+        carried: the tensors of `carried_keys`, by their keys.
+    """
+    tensors = dict(carried)
+    for module in modules:
+        key = KEY_PREFIX + module.name
+        rows, columns = reversed(module.shape) if module.transposed else module.shape
+        tensors[f"{key}.lora_A.weight"] = Planned((module.alpha, columns), dtype, partial(_a, module, load))
+        tensors[f"{key}.lora_B.weight"] = Planned((rows, module.alpha), dtype, partial(_b, module, load))
+    write_tensors(path, tensors)
+
+
+def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    factors = padded(load(module), module.alpha)
+    return factors.b.T if module.transposed else factors.a
+
+
+def _b(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+    factors = padded(load(module), module.alpha)
+    return factors.a.T if module.transposed else factors.b

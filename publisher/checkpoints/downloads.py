@@ -1,0 +1,46 @@
+"""What a machine lacks of a checkpoint of the Hub, fetched into its own cache when a whole model is needed there."""
+
+from pathlib import Path
+
+from publisher.checkpoints.weights import not_here
+from publisher.engines.progress import Progress, silent
+from publisher.hub import client as hub
+from publisher.records.schemas import Snapshot
+
+_OTHER_WEIGHTS = frozenset({".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"})
+
+
+def fetch_companions(snapshot: Snapshot, progress: Progress) -> None:
+    """Download what a repository holds beside its weights, into the snapshot's folder: head, code, tokenizer.
+
+    A local folder has them. Weights in other formats and in subfolders are left out.
+
+    Raises:
+        HubError: the Hub cannot be reached, or refuses.
+    """
+    checkpoint = snapshot.checkpoint
+    if checkpoint.kind != "hub":
+        return
+    progress(f"fetching the other files of {checkpoint.short}")
+    there = {file.name for file in checkpoint.files}
+    for name in (file.path for file in hub.list_files(checkpoint.name, checkpoint.revision)):
+        if name not in there and "/" not in name and Path(name).suffix not in _OTHER_WEIGHTS:
+            hub.download(checkpoint.name, checkpoint.revision, filename=name)
+
+
+def brought_here(snapshot: Snapshot) -> Snapshot:
+    """The checkpoint as files on this machine, where it is not yet, with what lies beside it in the repository.
+
+    Raises:
+        FetchError: a local checkpoint is not on this machine.
+        HubError: the Hub cannot be reached, or refuses.
+    """
+    checkpoint = snapshot.checkpoint
+    if all((snapshot.folder / file.name).is_file() for file in checkpoint.files):
+        return snapshot
+    if checkpoint.kind != "hub":
+        raise not_here(snapshot)
+    files = [hub.download(checkpoint.name, checkpoint.revision, filename=file.name) for file in checkpoint.files]
+    found = Snapshot(checkpoint=checkpoint, folder=files[0].parent)
+    fetch_companions(found, silent)
+    return found

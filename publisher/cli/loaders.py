@@ -1,0 +1,107 @@
+"""`publish compat`: the verdicts on staged adapters, or on any PEFT adapter in a folder; nothing is written.
+
+Refused are a command line that names neither or both, and a staged tree without adapter. Where a folder comes without
+its base, the base that adapter_config.json names is asked for its config.json alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from publisher.checkpoints.tensors import CONFIG, read_config, read_json
+from publisher.engines.progress import Progress
+from publisher.errors import FetchError, ManifestError
+from publisher.hub import client as hub
+from publisher.loaders import judge
+from publisher.loaders.subject import Base, Subject, class_for, read_subject
+from publisher.manifest.schema import Variant, load_manifest
+from publisher.pipeline.stages.readback import base_config
+from publisher.records.filenames import ADAPTER
+from publisher.records.files import canonical_json
+from publisher.records.schemas import LoaderName, LoaderVerdict
+
+Judged = Mapping[str, Sequence[LoaderVerdict]]
+
+
+def judged(
+    *,
+    adapter: Path | None,
+    manifest: Path | None,
+    variants: Sequence[str],
+    dist: Path,
+    base: Path | None,
+    progress: Progress,
+) -> Judged:
+    """The verdicts, by the variant's label or the folder.
+
+    Raises:
+        ManifestError: neither or both of folder and manifest are given, or the manifest has no such variant.
+        FetchError: there is no adapter, or no config.json of the base.
+        ValidationError: transformers has no class for the base.
+        HubError: the Hub cannot be reached for the base's config.json.
+    """
+    if (adapter is None) == (manifest is None):
+        raise ManifestError("give an adapter's folder or --manifest M, one of the two")
+    subjects = _staged(manifest, variants, dist=dist) if manifest else {}
+    if adapter is not None:
+        subjects[str(adapter)] = _in_folder(adapter, base)
+    found = {}
+    for label, subject in subjects.items():
+        progress(f"trying loaders on {label}")
+        found[label] = judge(subject)
+    return found
+
+
+def complaints(found: Judged, required: Sequence[str]) -> list[str]:
+    """Why the command fails: a loader that would take an adapter wrongly, or does not and is wanted. PEFT always is.
+
+    Raises:
+        ManifestError: no loader of that name is known.
+    """
+    known = get_args(LoaderName)
+    if strange := [name for name in required if name not in known]:
+        raise ManifestError(f"--require {strange[0]}: no such loader", expected=f"one of {', '.join(known)}")
+    return [
+        f"{label} {'loads wrongly' if one.loads == 'wrongly' else 'does not load'} with {one.loader}"
+        for label, verdicts in found.items()
+        for one in verdicts
+        if one.loads == "wrongly" or (one.loads != "yes" and one.loader in {"PEFT", *required})
+    ]
+
+
+def to_json(found: Judged) -> str:
+    """Label by label, the verdicts as extraction.json has them."""
+    return canonical_json({label: [one.model_dump(mode="json") for one in each] for label, each in found.items()})
+
+
+def _staged(manifest: Path, paths: Sequence[str], *, dist: Path) -> dict[str, Subject]:
+    every = load_manifest(manifest).variants
+    wanted = {path if path.endswith("/") else f"{path}/" for path in paths}
+    if unknown := wanted - {variant.path for variant in every}:
+        raise ManifestError(f"the manifest has no variant at {', '.join(sorted(unknown))}")
+    chosen = [variant for variant in every if variant.path in wanted or not wanted]
+    return {variant.label: _of_variant(variant, dist / manifest.stem, manifest) for variant in chosen}
+
+
+def _of_variant(variant: Variant, staged: Path, manifest: Path) -> Subject:
+    folder = staged / variant.folder
+    if not (folder / ADAPTER).is_file():
+        raise FetchError(f"{folder} holds no adapter", next_step=f"publish extract --manifest {manifest}")
+    return read_subject(folder, Base(base_config(variant), variant.model_class), subfolder=variant.folder)
+
+
+def _in_folder(folder: Path, base: Path | None) -> Subject:
+    from publisher.records.filenames import CONFIG as ADAPTER_CONFIG
+
+    config = read_json(folder / ADAPTER_CONFIG)
+    place = base or _named_base(config.get("base_model_name_or_path"), config.get("revision"))
+    return read_subject(folder, Base(place, class_for(config, read_config(place))))
+
+
+def _named_base(name: object, revision: object) -> Path:
+    if not isinstance(name, str) or not name:
+        raise FetchError("adapter_config.json names no base", next_step="name the base's folder with --base")
+    if Path(name).is_dir():
+        return Path(name)
+    pin = revision if isinstance(revision, str) and revision else hub.resolve_revision(name, "main")
+    return hub.download(name, pin, filename=CONFIG).parent

@@ -1,0 +1,31 @@
+"""Which loaders take an adapter, with which flags, and whether each module's scale comes out right there.
+
+One module for each loader: PEFT and transformers are run, on the base's class without weights; of the others the
+rules are followed as they stand in the source of one version, which the verdict names. What none of this can know is
+whether a GPU kernel does what it should (docs/compat.md).
+"""
+
+from publisher.loaders.subject import Subject
+from publisher.records.schemas import LoaderVerdict, Validation
+
+
+def judge(subject: Subject, validation: Validation | None = None) -> tuple[LoaderVerdict, ...]:
+    """The verdict on every loader, in a fixed order.
+
+    Args:
+        subject: the adapter and its base.
+        validation: one that these very files have passed: PEFT is not run again on the adapter's own class.
+
+    Raises:
+        ValidationError: transformers has no class for this base.
+    """
+    from publisher.loaders import on_llama_cpp, on_mlx, on_peft, on_sglang, on_transformers, on_vllm
+
+    return (
+        on_peft.judge(subject, validation),
+        on_transformers.judge(subject),
+        on_vllm.judge(subject),
+        on_sglang.judge(subject),
+        on_llama_cpp.judge(subject),
+        on_mlx.judge(subject),
+    )

@@ -1,0 +1,22 @@
+"""PEFT: executed, on the base's class without weights; where validation has just done it, its result counts."""
+
+from importlib import metadata
+
+from publisher.loaders.executed import empty_base, findings, left_out, on_text_only, text_only, with_peft
+from publisher.loaders.finding import verdict
+from publisher.loaders.subject import Subject
+from publisher.records.schemas import LoaderVerdict, Validation
+
+
+def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
+    """The verdict; a validation that passed has loaded every tensor, at scale 1 in every module.
+
+    Raises:
+        ValidationError: transformers has no class for this base.
+    """
+    found = [] if validation else list(findings(subject, with_peft(subject, empty_base(subject)), by="PEFT"))
+    version = validation.packages["peft"] if validation else metadata.version("peft")
+    other = text_only(subject)
+    notes = [*left_out(subject)]
+    notes += [on_text_only(subject, with_peft(subject, other[1]), other[0], by="PEFT")] if other else []
+    return verdict("PEFT", version, basis="executed", findings=found, notes=notes)

@@ -1,0 +1,28 @@
+"""transformers' own `load_adapter`: executed, on the base's class without weights."""
+
+from importlib import metadata
+
+from publisher.loaders.executed import empty_base, findings, on_text_only, text_only, with_transformers
+from publisher.loaders.finding import verdict
+from publisher.loaders.subject import Subject
+from publisher.records.schemas import LoaderVerdict
+
+
+def judge(subject: Subject) -> LoaderVerdict:
+    """The verdict.
+
+    Raises:
+        ValidationError: transformers has no class for this base.
+    """
+    reached = with_transformers(subject, empty_base(subject))
+    other = text_only(subject)
+    notes = []
+    if other:
+        notes.append(on_text_only(subject, with_transformers(subject, other[1]), other[0], by="load_adapter"))
+    return verdict(
+        "transformers",
+        metadata.version("transformers"),
+        basis="executed",
+        findings=findings(subject, reached, by="load_adapter"),
+        notes=notes,
+    )

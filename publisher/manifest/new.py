@@ -1,0 +1,231 @@
+"""`publish new`: a first manifest, written after reading the headers of both checkpoints.
+
+Names, dtypes and shapes are read, on the Hub by range requests; no weight is. It refuses a pair that cannot be a
+fine-tune and its base: no weight in common, or weights of different shapes. What no checkpoint can tell, the text
+marks with `edit:`.
+"""
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from publisher.border.files import read_text
+from publisher.border.yaml_text import parse_yaml
+from publisher.checkpoints.tensors import CONFIG, INDEX, SINGLE, read_config, read_headers, shards_of, weight_entry
+from publisher.errors import ExtractionError, PublisherError
+from publisher.hub import client as hub
+from publisher.manifest.pin import DEFAULT_BRANCH
+from publisher.manifest.schema import is_commit_id, is_license, is_repo_id
+
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+_SHOWN = 10
+
+_MANIFEST = """\
+# Written by `publish new` from the headers of both checkpoints: {weights} weight matrices in common, in equal shapes.
+# docs/manifest.md explains each field. After editing: publish check THIS_FILE
+version: 1
+repo: your-name/{slug}-lora # edit: the repository to publish
+license: {license}
+variants:
+  - path: / # the root of the repository; a second variant would go into a subfolder
+    label: {label}
+    source: # the merged fine-tune
+{source}
+    base: # the model it was made from
+{base}
+    model_class: {model_class} # from the source's config.json
+    adapter:
+      method: svd
+      rank: auto # what stands above the merge's rounding; or a number, where you know it
+      dtype: {dtype} # as most tensors of the source
+      layout: pattern # or uniform: every module padded with zeros to one rank
+      task_type: {task_type}
+    # Once you know what is in there, say so, and a run that finds anything else fails:
+    # expect: {{linears: 186, layers: 40-63}}
+card:
+  template: lora_card.md.j2
+  title: {slug}-lora
+  summary: The LoRA adapter inside {slug}, taken back out of its merged weights. # edit: one sentence
+"""
+
+Headers = dict[str, tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What a manifest needs to know of a checkpoint; `headers` are (dtype, shape) by tensor name."""
+
+    shown: str
+    name: str
+    reference: dict[str, str]
+    headers: Headers
+
+
+def new_manifest(source: str, base: str) -> str:
+    """Text of a manifest for two checkpoints: local folders, or `owner/name` or `owner/name@revision` on the Hub.
+
+    Raises:
+        ExtractionError: no weight matrix in common, or shapes that differ (the first ten are named).
+        FetchError, HubError: a checkpoint is missing, damaged or out of reach.
+        PublisherError: a config.json without architectures, or no tensor in a dtype an adapter can have.
+    """
+    tuned, original = _checkpoint(source), _checkpoint(base)
+    weights = _common_weights(tuned, original)
+    config = _config(tuned)
+    model_class = _model_class(config, tuned)
+    return _MANIFEST.format(
+        weights=weights,
+        slug=_slug(tuned.name),
+        license=_license_line(tuned),
+        label=_scalar(tuned.name),
+        source=_reference_lines(tuned),
+        base=_reference_lines(original),
+        model_class=model_class,
+        dtype=_dtype(tuned),
+        task_type=_task_type(model_class, config),
+    )
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(text: str) -> _Checkpoint:
+    repo, _, revision = text.partition("@")
+    if Path(text).is_dir() or not is_repo_id(repo):
+        return _local(Path(text))
+    return _remote(repo, revision or DEFAULT_BRANCH)
+
+
+def _local(folder: Path) -> _Checkpoint:
+    headers = {name: (header.dtype, header.shape) for name, header in read_headers(folder).items()}
+    relative = Path(os.path.relpath(folder)).as_posix()
+    return _Checkpoint(str(folder), folder.resolve().name, {"path": relative}, headers)
+
+
+def _remote(repo: str, revision: str) -> _Checkpoint:
+    commit = revision if is_commit_id(revision) else hub.resolve_revision(repo, revision)
+    entry = weight_entry({file.path for file in hub.list_files(repo, commit)}, where=f"{repo}@{commit[:8]}")
+    files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
+    headers: Headers = {}
+    for file in files:
+        headers |= hub.header_of(repo, commit, filename=file)
+    return _Checkpoint(f"{repo}@{commit[:8]}", repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+
+
+def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
+    if "path" in checkpoint.reference:
+        return read_config(Path(checkpoint.reference["path"]))
+    repo, commit = checkpoint.reference["repo"], checkpoint.reference["revision"]
+    return read_config(hub.download(repo, commit, filename=CONFIG).parent)
+
+
+def _stated_license(checkpoint: _Checkpoint) -> str | None:
+    if "path" not in checkpoint.reference:
+        return hub.license_of(**checkpoint.reference)
+    card = Path(checkpoint.reference["path"]) / "README.md"
+    text = read_text(card) if card.is_file() else ""
+    front = re.match(r"---\s*\n(.*?\n)---\s*(?:\n|$)", text, re.DOTALL)
+    try:
+        fields = parse_yaml(front[1]) if front else None
+    except ValueError:
+        return None  # a card nobody can read states no licence
+    stated = fields.get("license") if isinstance(fields, dict) else None
+    return stated if isinstance(stated, str) else None
+
+
+# --- judging ------------------------------------------------------------------------------------------------
+
+
+def _common_weights(tuned: _Checkpoint, original: _Checkpoint) -> int:
+    """How many 2-D tensors both hold, in equal shapes."""
+    shapes = {
+        name: (shape, original.headers[name][1])
+        for name, (_, shape) in sorted(tuned.headers.items())
+        if name in original.headers
+    }
+    unlike = [f"{name} {list(ours)} and {list(theirs)}" for name, (ours, theirs) in shapes.items() if ours != theirs]
+    if unlike:
+        rest = f", and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
+        raise ExtractionError(
+            f"{len(unlike)} tensors differ in shape between {tuned.shown} and {original.shown}: "
+            f"{'; '.join(unlike[:_SHOWN])}{rest}",
+            expected="equal shapes, as a fine-tune and its base have",
+            next_step="name the base that this source was made from",
+        )
+    weights = sum(len(ours) == 2 for ours, _ in shapes.values())  # noqa: PLR2004 - a matrix has two dimensions
+    if not weights:
+        raise ExtractionError(
+            f"{tuned.shown} and {original.shown} have no weight matrix in common: "
+            f"one holds {_first(tuned)}, the other {_first(original)}",
+            expected="the same tensor names in both",
+            next_step="name the base that this source was made from",
+        )
+    return weights
+
+
+def _first(checkpoint: _Checkpoint) -> str:
+    return min(checkpoint.headers, default="nothing")
+
+
+def _model_class(config: dict[str, Any], checkpoint: _Checkpoint) -> str:
+    match config.get("architectures"):
+        case [str(name), *_] if name.isidentifier():
+            return name
+    raise PublisherError(
+        f"config.json of {checkpoint.shown} does not say which class the model has",
+        expected='"architectures": ["..."], as save_pretrained writes it',
+        next_step="save the model again, or add the line",
+    )
+
+
+def _dtype(checkpoint: _Checkpoint) -> str:
+    counts = Counter(dtype for dtype, _ in checkpoint.headers.values())
+    usual = next((_DTYPES[dtype] for dtype, _ in counts.most_common() if dtype in _DTYPES), None)
+    if usual is None:
+        raise PublisherError(
+            f"{checkpoint.shown} holds tensors of {', '.join(sorted(counts))} alone",
+            expected=f"{', '.join(_DTYPES)}",
+            next_step="name the checkpoint before it was quantised",
+        )
+    return usual
+
+
+def _task_type(model_class: str, config: dict[str, Any]) -> str:
+    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
+        return "SEQ_2_SEQ_LM"
+    return next((task for ending, task in _TASKS.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def _license_line(checkpoint: _Checkpoint) -> str:
+    stated = _stated_license(checkpoint)
+    if stated and is_license(stated):
+        return f"{_scalar(stated)} # as the source states it"
+    return "other # edit: the source states no licence that the Hub knows"
+
+
+def _reference_lines(checkpoint: _Checkpoint) -> str:
+    return "\n".join(f"      {field}: {_scalar(value)}" for field, value in checkpoint.reference.items())
+
+
+def _slug(name: str) -> str:
+    """The name as a repository's name may be."""
+    return "-".join(re.findall(r"[A-Za-z0-9]+(?:[._][A-Za-z0-9]+)*", name)) or "model"
+
+
+def _scalar(text: str) -> str:
+    """The text as YAML on one line, in quotes where it needs them."""
+    return yaml.safe_dump(text, allow_unicode=True, width=float("inf")).removesuffix("...\n").rstrip("\n")

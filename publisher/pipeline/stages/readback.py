@@ -1,0 +1,160 @@
+"""Read back: what was published is what was meant, seen as a stranger sees it.
+
+Every file of the published commit is compared with the staged one, by the Hub's own listing and by its bytes, which
+are fetched into an empty cache. Then each adapter is loaded by repository id, subfolder and commit with PEFT, in a
+process of its own that knows the Hub and nothing of this machine's files.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from publisher.checkpoints.tensors import CONFIG
+from publisher.engines.progress import Progress
+from publisher.errors import PublisherError, PushError, listed
+from publisher.hub import client as hub
+from publisher.hub.client import Destination
+from publisher.manifest.schema import Manifest, Variant
+from publisher.records.filenames import EXTRACTION
+from publisher.records.files import sha256_of
+from publisher.records.schemas import Extraction, FileDigest, ReadBack
+
+_PACKAGES = str(Path(__file__).resolve().parents[3])  # where this package is, installed or not
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A release on a Hub: its repository, its commit and the files it must hold."""
+
+    repo: str
+    commit: str
+    files: tuple[FileDigest, ...]
+    at: Destination
+
+
+def read_back(manifest: Manifest, staged: Path, *, published: Published, progress: Progress) -> ReadBack:
+    """Compare every file and load every adapter.
+
+    Raises:
+        PushError: naming each file that differs, or each thing PEFT complains about. The commit stays; the message
+            says which it is.
+    """
+    with TemporaryDirectory(prefix="publish-readback-") as folder:
+        cache = Path(folder, "hub")
+        progress(f"reading back {published.repo}@{published.commit[:8]}")
+        _require_same(published, cache)
+        for index, variant in enumerate(manifest.variants):
+            progress(f"loading {published.repo} {variant.path}", index, len(manifest.variants))
+            _require_loads(variant, staged, published=published, home=Path(folder))
+    return ReadBack(files=len(published.files), adapters=len(manifest.variants))
+
+
+def _require_same(published: Published, cache: Path) -> None:
+    listing = {file.path: file for file in hub.list_files(published.repo, published.commit, at=published.at)}
+    names = [file.name for file in published.files]
+    folder = hub.download_all(published.repo, published.commit, filenames=names, cache=cache, at=published.at)
+    problems = []
+    for file in published.files:
+        remote, local = listing.get(file.name), folder / file.name
+        if remote is None or not local.is_file():
+            problems.append(f"{file.name} is missing")
+        elif remote.size != file.size or remote.sha256 not in {None, file.sha256}:
+            problems.append(f"{file.name}: the Hub lists {remote.size} bytes, SHA-256 {remote.sha256}")
+        elif sha256_of(local) != file.sha256:
+            problems.append(f"{file.name} has other bytes than the staged file")
+    _require_none(problems, published)
+
+
+def _require_loads(variant: Variant, staged: Path, *, published: Published, home: Path) -> None:
+    extraction = Extraction.read(staged / variant.folder / EXTRACTION)
+    request = {
+        "model_class": variant.model_class,
+        "modules": [module.model_dump(mode="json") for module in extraction.modules],
+        "config": str(base_config(variant)),
+        "repo": published.repo,
+        "subfolder": variant.folder,
+        "commit": published.commit,
+    }
+    finished = subprocess.run(
+        [sys.executable, "-P", "-m", __name__],  # -P: nothing is imported from the folder one happens to stand in
+        input=json.dumps(request),
+        env=_environment(published.at, home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        problems = json.loads(finished.stdout)
+    except ValueError:
+        raise PushError(
+            f"the process that loads {variant.path} from {published.repo} ended with {finished.returncode}: "
+            f"{_last_line(finished.stderr)}",
+            next_step=f"load it by hand at commit {published.commit}; the commit is published",
+        ) from None
+    _require_none(problems, published)
+
+
+def base_config(variant: Variant) -> Path:
+    """The folder with the base's config.json: all that a model on the meta device needs."""
+    base = variant.base
+    if base.path is not None:
+        return Path(base.path).resolve()
+    return hub.download(base.repo or "", base.revision or "", filename=CONFIG).parent
+
+
+# the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it
+_ON_THIS_MACHINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+
+
+def _environment(at: Destination, home: Path) -> dict[str, str]:
+    """This process's environment, with the destination for a Hub and empty caches; trusted publishing is done with."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_OIDC")}
+    token = at.token or hub.current_token()
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([_PACKAGES, *filter(None, [kept.get("PYTHONPATH")])]),
+        "HF_ENDPOINT": at.address,
+        "HF_HOME": str(home / "home"),
+        "HF_HUB_CACHE": str(home / "loading"),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **({"HF_TOKEN": token} if token else {}),
+        **(_ON_THIS_MACHINE if at.rehearsal else {}),
+    }
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
+
+
+def _require_none(problems: Sequence[str], published: Published) -> None:
+    if problems:
+        raise PushError(
+            f"{published.repo}@{published.commit[:8]} is published, but what it holds is not what was staged:\n"
+            f"{listed(problems)}\n",
+            expected="the same files and an adapter that PEFT loads whole",
+            next_step="keep users off that commit, and report this with the lines above",
+        )
+
+
+def _problems(request: Mapping[str, Any]) -> list[str]:
+    """What keeps PEFT from loading the published adapter; runs in the other process."""
+    from publisher.adapters.loading import Adapter, loading_problems, quiet
+    from publisher.records.schemas import ModuleExtraction
+
+    adapter = Adapter(request["repo"], subfolder=request["subfolder"], revision=request["commit"])
+    modules = [ModuleExtraction.model_validate(module) for module in request["modules"]]
+    try:
+        with quiet():
+            return loading_problems(request["model_class"], modules, config=Path(request["config"]), adapter=adapter)
+    except PublisherError as error:
+        return [str(error)]
+
+
+if __name__ == "__main__":
+    json.dump(_problems(json.load(sys.stdin)), sys.stdout)

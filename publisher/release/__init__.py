@@ -1,0 +1,4 @@
+"""A release as a whole: its evidence, its card and pictures, its report, the plan of its commit, its signature.
+
+It refuses evidence that is not the manifest's, and shows no figure that no artefact holds. Begin with `dossier`.
+"""

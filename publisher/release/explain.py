@@ -1,0 +1,134 @@
+"""`publish explain MODULE`: all that is known of one module, from the evidence alone.
+
+A module goes by its full name or by the end of one that no other shares; a name that fits none is refused with the
+nearest there are.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from publisher.errors import ManifestError, counted, listed
+from publisher.records.schemas import Explained, Extraction, ModuleExtraction
+from publisher.release.charts import floors, margin
+from publisher.release.dossier import Dossier, Part
+from publisher.release.verdict import verdict_on
+
+_BARS = "▁▂▃▄▅▆▇█"
+_NEAREST = 6
+_KEY = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A module and the variant that it is in."""
+
+    part: Part
+    module: ModuleExtraction
+
+
+def explain(name: str, found: Dossier) -> tuple[Explained, ...]:
+    """What is known of this module, in each variant that has one of that name.
+
+    Raises:
+        ManifestError: no module goes by that name, or several do; with the nearest names.
+    """
+    wanted = name.removesuffix(".weight")
+    every = [_Found(part, module) for part in found.parts for module in part.extraction.modules]
+    matching = [one for one in every if one.module.name == wanted]
+    matching = matching or [one for one in every if one.module.name.endswith(f".{wanted}")]
+    names = sorted({one.module.name for one in matching})
+    if len(names) != 1:
+        raise _unclear(name, names or nearest(wanted, [one.module.name for one in every]), several=len(names) > 1)
+    return tuple(_explained(one.part, one.module) for one in matching)
+
+
+def _unclear(name: str, names: list[str], *, several: bool) -> ManifestError:
+    what = f"{counted(len(names), 'module')} end in '{name}'" if several else f"no module is called '{name}'"
+    near = f"; {'they are' if several else 'the nearest are'}:\n{listed(names)}\n" if names else ""
+    return ManifestError(
+        f"{what}{near}",
+        expected="a module's full name, or the end of one that no other shares",
+        next_step="publish report lists them all",
+    )
+
+
+def nearest(name: str, names: list[str]) -> list[str]:
+    """Those that contain it, or those whose end of as many parts is spelt most like it."""
+    known, parts = list(dict.fromkeys(names)), name.count(".") + 1
+    if inside := [one for one in known if name in one]:
+        return inside[:_NEAREST]
+    ends = {one: ".".join(one.split(".")[-parts:]) for one in known}
+    close = difflib.get_close_matches(name, dict.fromkeys(ends.values()), n=_NEAREST, cutoff=0.5)
+    return sorted((one for one in known if ends[one] in close), key=lambda one: close.index(ends[one]))[:_NEAREST]
+
+
+# --- the facts ----------------------------------------------------------------------------------------------
+
+
+def _explained(part: Part, module: ModuleExtraction) -> Explained:
+    extraction = part.extraction
+    facts = (*_figures(module), *_recovery(module), *_files(extraction, module))
+    return Explained(module=module.name, variant=extraction.path, label=extraction.label, facts=facts, figures=module)
+
+
+def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
+    judged = verdict_on(module)
+    yield "verdict", f"{judged.level}: {judged.why}"
+    order = "in x out, as stored" if module.transposed else "out x in"
+    yield "shape", f"{module.shape[0]} x {module.shape[1]} ({order}), {math.prod(module.shape):,} weights"
+    padded = f", padded to {module.alpha}" if module.alpha != module.rank else ""
+    yield "rank", f"{module.rank} of at most {min(module.shape)}{padded}; found by {module.method}"
+    error, floor = _percent(module.relative_error), _percent(module.rounding_floor)
+    yield "error", f"{error} of the update, factors as shipped; {floors(module):.3g} of the floor"
+    yield "floor", f"{floor}: what merge rounding leaves; {_percent(module.expected_error)} beside a fit of this rank"
+    ratio = "nothing is left to compare" if module.ratio is None else f"{module.ratio:.3g} of what rounding explains"
+    yield "fit", f"{_percent(module.fit_error)} before the factors were rounded; {ratio}"
+    after = "none left out" if module.sigma_next is None else f"then {module.sigma_next:.4g}"
+    yield "singular values", f"{module.sigma_1:.4g} to {module.sigma_r:.4g} kept, {after}"
+    yield "noise edge", f"{module.noise_edge:.4g}; the smallest value kept is {margin(module):.3g} times as large"
+    if module.spectrum:
+        yield "spectrum", f"{spectrum_bar(module)} (logarithmic, from the noise edge up)"
+    yield "update", f"rms {module.update_rms:.3g}; {_percent(module.unchanged_share)} of the weights unchanged"
+    yield "bit for bit", f"{_percent(module.exact_share)} of the weights, merged and rounded once"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def spectrum_bar(module: ModuleExtraction) -> str:
+    """One block for each value of the spectrum: as high as it stands above the noise edge, beside the largest."""
+    floor, top = (math.log(max(value, 1e-30)) for value in (module.noise_edge, module.sigma_1))
+    reach = max(top - floor, 1e-9)
+    heights = (min(max((math.log(max(value, 1e-30)) - floor) / reach, 0), 1) for value in module.spectrum)
+    return "".join(_BARS[round(height * (len(_BARS) - 1))] for height in heights)
+
+
+def _recovery(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
+    found = module.recovery
+    if found is None:
+        return
+    sure = "" if found.told_apart else ", as far as can be told"
+    yield "merged by", f"{found.arithmetic}{sure}"
+    shares = f"{_percent(found.float32_share)} in float32, {_percent(found.share)} as shipped"
+    ended = f"{found.ended} after {counted(found.iterations, 'iteration')}"
+    yield "exact method", f"{_percent(found.svd_share)} bit for bit by the SVD, {shares}; {ended}"
+    if found.residual is not None:
+        yield "residual", f"{counted(found.residual, 'element')} in residual.safetensors"
+
+
+def _files(extraction: Extraction, module: ModuleExtraction) -> Iterator[tuple[str, str]]:
+    rows, columns = reversed(module.shape) if module.transposed else module.shape
+    yield "tensors", f"{_KEY}{module.name}.lora_A.weight ({module.alpha} x {columns})"
+    yield "", f"{_KEY}{module.name}.lora_B.weight ({rows} x {module.alpha})"
+    for name, file in extraction.summary.written.items():
+        yield "file" if name == extraction.summary.adapter.name else "", f"{name}, SHA-256 {file.sha256}"
+    for side, known in (("source", extraction.source), ("base", extraction.base)):
+        yield side, f"{known.name} at {known.revision}, {counted(len(known.files), 'file')} read"
+
+
+def module_names(found: Dossier) -> list[str]:
+    """The names of all modules, for a shell to complete."""
+    return sorted({module.name for part in found.parts for module in part.extraction.modules})
