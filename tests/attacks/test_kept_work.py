@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from publisher.adapters.peft_files import Factors
@@ -37,6 +38,7 @@ NAMES = {
     "the letter and its accent": "e\u0301",
     "hidden": ".x.partial",
 }
+NO_NAMES = {"4,000 characters", "NUL", "nothing", "a line feed"}  # no record of a module holds one
 BATCHES: list[list[list[Answer]]] = [
     [[np.array([0.5, -1.0], dtype=np.float32)], ["ValueError: too long"]],
     [[np.array([2.0, 3.5], dtype=np.float32)]],
@@ -75,7 +77,13 @@ def everything(folder: Path) -> list[Path]:
 # --- names --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+@pytest.mark.parametrize("kind", sorted(NO_NAMES))
+def test_a_module_has_no_such_name(kind: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        made(NAMES[kind])
+
+
+@pytest.mark.parametrize("name", [name for kind, name in NAMES.items() if kind not in NO_NAMES])
 def test_a_module_of_this_name_is_kept_inside_its_folder_and_comes_back(tmp_path: Path, name: str) -> None:
     shelf = Shelf(tmp_path / "deep" / "work" / "modules", "key")
     shelf.put(made(name))
