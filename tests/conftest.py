@@ -17,9 +17,9 @@ from filelock import FileLock
 from hypothesis import settings
 
 from publisher.cli.demo.checkpoints import Pair, make_demo, make_pairs
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
 from publisher.records.files import packaged_folder
+from publisher.records.progress import silent
 
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

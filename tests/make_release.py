@@ -17,8 +17,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher import __version__
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from tests.words import write_tokenizer
 
 RELEASES = Path(__file__).parent / "releases"

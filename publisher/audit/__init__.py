@@ -15,7 +15,7 @@ from publisher.audit.adapter import Adapter, adapter_checks
 from publisher.audit.deep import Bench, deep_checks
 from publisher.audit.evidence import evidence_checks
 from publisher.audit.release import Release, open_release, release_checks
-from publisher.engines.progress import Progress
+from publisher.records.progress import Progress
 from publisher.records.schemas import Audit, Check
 
 

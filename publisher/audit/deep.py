@@ -18,7 +18,6 @@ from publisher.checkpoints.weights import headers_of, opened
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
-from publisher.engines.progress import Progress
 from publisher.errors import PublisherError, shown
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.module import Extracting
@@ -28,6 +27,7 @@ from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.records.progress import Progress
 from publisher.records.schemas import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers

@@ -18,7 +18,6 @@ from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
 from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.tensors import read_json
-from publisher.engines.progress import Progress
 from publisher.errors import (
     AuditError,
     FetchError,
@@ -33,6 +32,7 @@ from publisher.hub.client import RemoteFile
 from publisher.manifest.schema import AUTHORS_WORDS, Manifest, Variant, read_manifest
 from publisher.records import filenames
 from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.progress import Progress
 from publisher.records.schemas import Check, Extraction
 from publisher.release import signing
 from publisher.release.card import Evidence, check_card, load_verification, render_card

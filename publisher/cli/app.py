@@ -306,8 +306,8 @@ def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool
 
 
 def _write_card(manifest: Path, dist: Path) -> None:
-    from publisher.engines.progress import silent
     from publisher.pipeline.run import Run, run
+    from publisher.records.progress import silent
 
     options = Run(manifest, dist, first="card", last="card")
     changed = run(options, silent).card_changed

@@ -27,8 +27,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from publisher.border.escape import for_terminal
-from publisher.engines.progress import Pace, Progress, amount
 from publisher.records.filenames import CARD
+from publisher.records.progress import Pace, Progress, amount
 from publisher.records.schemas import (
     Audit,
     CommitPlan,

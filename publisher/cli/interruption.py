@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from publisher.engines.progress import Notice
+from publisher.records.progress import Notice
 
 _GRACE = 0.8  # seconds in which most runs end by themselves
 EXIT_CODE = 130

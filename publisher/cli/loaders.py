@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 from publisher.checkpoints.tensors import CONFIG, read_config, read_json
-from publisher.engines.progress import Progress
 from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
 from publisher.loaders import judge
@@ -18,6 +17,7 @@ from publisher.manifest.schema import Variant, load_manifest
 from publisher.pipeline.stages.readback import base_config
 from publisher.records.filenames import ADAPTER
 from publisher.records.files import canonical_json
+from publisher.records.progress import Progress
 from publisher.records.schemas import LoaderName, LoaderVerdict
 
 Judged = Mapping[str, Sequence[LoaderVerdict]]

@@ -19,10 +19,10 @@ from publisher.checkpoints.dequantised import steps
 from publisher.checkpoints.tensors import Reader, TensorHeader
 from publisher.checkpoints.weights import Sides, TensorPair, readers_of
 from publisher.engines import Begin, Engine, Tell
-from publisher.engines.progress import Progress
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.carried import carried_modules, named_by, require_matches
 from publisher.extraction.sidesjob import SidesJob
+from publisher.records.progress import Progress
 from publisher.records.schemas import Carried, LeftOut
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})

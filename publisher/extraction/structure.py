@@ -17,10 +17,10 @@ from typing import Any
 from publisher.checkpoints.tensors import TensorHeader, read_config
 from publisher.checkpoints.weights import Sides
 from publisher.engines import Engine
-from publisher.engines.progress import Progress
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, compare, shares, weighed
 from publisher.manifest.schema import Variant
+from publisher.records.progress import Progress
 from publisher.records.schemas import Carried
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")

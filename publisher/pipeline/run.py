@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from publisher.engines.progress import Progress
 from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.hub.client import THE_HUB, embedded
 from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant, load_manifest
@@ -26,6 +25,7 @@ from publisher.pipeline.markers import changed_since, lapse_of, mark, marked, un
 from publisher.pipeline.stages.push import Target, preflight, push
 from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
+from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
 from publisher.records.schemas import (
     CommitPlan,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from tests.conftest import once, shared_folder
 from tests.words import write_tokenizer
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from publisher.audit import audit
-from publisher.engines.progress import silent
+from publisher.records.progress import silent
 
 
 def test_the_release_that_is_attacked_audits_green(own_tiny_run: Path) -> None:

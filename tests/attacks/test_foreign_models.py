@@ -20,10 +20,10 @@ from publisher.audit import audit
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.cli.loaders import judged
-from publisher.engines.progress import silent
 from publisher.errors import FetchError, PublisherError, ValidationError
 from publisher.extraction.structure import structure_of
 from publisher.loaders.subject import Base, read_subject
+from publisher.records.progress import silent
 from publisher.records.schemas import Check, LoaderVerdict
 
 CATASTROPHE = "(([a-z._0-9]+)+)+!"

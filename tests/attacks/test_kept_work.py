@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from publisher.adapters.peft_files import Factors
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, PublisherError, VerificationError
 from publisher.extraction.kept import Shelf
 from publisher.manifest.schema import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
 from publisher.pipeline.run import Run, _Place, run
+from publisher.records.progress import silent
 from publisher.records.schemas import ModuleExtraction
 from publisher.records.sealed import kept_file
 from publisher.verification.answers import Answer, Answers

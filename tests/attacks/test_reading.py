@@ -19,10 +19,10 @@ from publisher.border.paths import repository_path
 from publisher.border.safetensors_header import parse_header
 from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.tensors import file_headers, read_headers, read_json
-from publisher.engines.progress import silent
 from publisher.errors import FetchError
 from publisher.manifest.schema import read_manifest
 from publisher.records.files import canonical_json
+from publisher.records.progress import silent
 from publisher.records.schemas import Audit, FileDigest
 from publisher.release.dossier import dossier
 

@@ -257,4 +257,4 @@ def test_no_page_and_no_message_has_a_reader_install_anothers_project() -> None:
 
 def test_one_module_alone_says_how_the_tool_is_installed() -> None:
     naming = [path for path in PACKAGE.rglob("*.py") if DISTRIBUTION in path.read_text(encoding="utf-8")]
-    assert naming == [PACKAGE / "installing.py"]
+    assert naming == [PACKAGE / "border" / "installing.py"]

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher.engines.local import Local
-from publisher.engines.progress import silent
 from publisher.manifest.schema import AdapterSettings, Reference, Variant
 from publisher.pipeline.stages.extract import extract
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.validate import validate
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Validation
 from tests.manifests import ADAPTER
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 
 _ADAPTER = "{method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}"
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -20,13 +20,13 @@ from transformers import LlamaForCausalLM
 
 from publisher.audit import audit
 from publisher.cli import app as cli
-from publisher.engines.progress import silent
 from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import read_manifest
 from publisher.numerics import lora
 from publisher.records.files import canonical_json, sha256_of
+from publisher.records.progress import silent
 from publisher.records.schemas import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
 from publisher.release.card import card_files, load_evidence, other_pictures
 from publisher.verification.metrics import Pair, set_figures

@@ -10,10 +10,10 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from publisher.audit import audit
-from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError
 from publisher.hub.local import LocalHub
 from publisher.records.files import canonical_json
+from publisher.records.progress import silent
 from publisher.records.schemas import Audit
 
 REPO, EVIDENCE = "o/pico", "extraction.json"

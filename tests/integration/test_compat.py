@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from publisher.audit import audit
 from publisher.cli.app import cli
-from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError, ManifestError, PushError
 from publisher.pipeline.run import Run, _evidence_digest, rendered_card, run
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import one_variant
 

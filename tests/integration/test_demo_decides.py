@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from publisher.engines.progress import silent
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.progress import silent
 from publisher.verification.requests import Request, read_requests
 from publisher.verification.runners import _with_weights_of
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from publisher.adapters.loading import quiet
 from publisher.audit import audit
 from publisher.cli.merge import Request, merge
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, FetchError
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction
 
 VARIANTS = {"clef": "", "clef-flash": "clef-flash"}

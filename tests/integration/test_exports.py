@@ -16,13 +16,13 @@ from torch import Tensor
 from publisher.adapters.exports import export_problems, peft_adapter, write_exports
 from publisher.adapters.exports.llamacpp import Place, Swap, places
 from publisher.audit import audit
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, PushError
 from publisher.loaders import on_llama_cpp, on_mlx
 from publisher.loaders.subject import Base, read_subject
 from publisher.manifest.schema import Variant, load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 

@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from publisher.engines.progress import silent
 from publisher.errors import BusyError, NoRoomError, PublisherError
 from publisher.pipeline.lock import locked
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20

@@ -9,8 +9,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 

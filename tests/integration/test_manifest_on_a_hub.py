@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import HfApi, constants
 from safetensors.torch import save_file
 
-from publisher.engines.progress import Octets
 from publisher.errors import FetchError, HubError
 from publisher.hub.client import resolve_revision
 from publisher.hub.local import LocalHub
@@ -17,6 +16,7 @@ from publisher.manifest.new import new_manifest
 from publisher.manifest.pin import pin
 from publisher.manifest.schema import Manifest, Reference, load_manifest
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.progress import Octets
 
 WEIGHTS = {"model.layers.0.q_proj.weight": (8, 4), "lm_head.weight": (6, 4)}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from publisher.engines.progress import silent
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from tests.clusters import Machines, two_machines
 from tests.manypairs import make_pair
 

@@ -17,10 +17,10 @@ import torch
 import transformers
 import yaml
 
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError, FetchError, ManifestError, PushError
 from publisher.pipeline.run import Run, run
 from publisher.records.files import packaged_folder
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Outcome, Verification
 
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ from publisher.audit.checks import UncheckedError
 from publisher.audit.evidence import digests, evidence, figures, pictures, verification
 from publisher.audit.meaning import Comparison, compared, picture_problems
 from publisher.audit.release import Release, card, open_release
-from publisher.engines.progress import silent
 from publisher.errors import AuditError, PublisherError
 from publisher.manifest.schema import load_manifest
 from publisher.records.files import canonical_json, packaged_folder
+from publisher.records.progress import silent
 from publisher.release.card import load_evidence, render_card
 from tests.make_release import KINDS, RELEASES, make
 

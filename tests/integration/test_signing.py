@@ -20,7 +20,6 @@ from huggingface_hub import HfApi, constants
 from publisher.audit import audit
 from publisher.cli import app as cli
 from publisher.cli.republish import card_from_hub
-from publisher.engines.progress import silent
 from publisher.errors import CardError, PushError, SigningError
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
@@ -28,6 +27,7 @@ from publisher.manifest.schema import Manifest, Signer, SigstoreSigner, load_man
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
 from publisher.records.files import sha256_of
+from publisher.records.progress import silent
 from publisher.records.schemas import Audit, Check, Signing
 from publisher.release.signing import Means, _require_identity, is_signed, require_means, sign_release
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save, save_file
 from publisher.checkpoints import weights
 from publisher.checkpoints.weights import headers_of, reader_of
 from publisher.cli.app import cli
-from publisher.engines.progress import silent
 from publisher.errors import FetchError, HubError, UnclearAnswerError
 from publisher.extraction import comparison
 from publisher.hub import client as hub
@@ -23,6 +22,7 @@ from publisher.hub.local import Fault, LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.progress import silent
 from publisher.records.schemas import Outcome, Snapshot
 from tests.inputs.pairs import quantise, say_fp8
 

@@ -24,7 +24,6 @@ from transformers import LlamaForCausalLM
 from publisher.cli.console import show_outcome
 from publisher.cli.demo.fp8 import write_fp8
 from publisher.engines.local import Local
-from publisher.engines.progress import silent
 from publisher.errors import PublisherError, PushError, VerificationError
 from publisher.manifest.schema import load_manifest
 from publisher.numerics.lora import seeded
@@ -32,6 +31,7 @@ from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.verify import Inputs, verify
 from publisher.records.files import sha256_of
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction, Outcome, Verification
 from publisher.verification.requests import RequestFile, read_requests
 from publisher.verification.runners import Model, loaded

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 
-from publisher.engines.progress import silent
 from publisher.errors import HubError
 from publisher.hub.local import LocalHub
 from publisher.pipeline.run import Run, run
+from publisher.records.progress import silent
 from publisher.records.schemas import Outcome, Verification
 from tests.clusters import two_machines
 from tests.manifests import ADAPTER

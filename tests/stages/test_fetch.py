@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from publisher.checkpoints.tensors import TensorReader, read_headers
-from publisher.engines.progress import silent
 from publisher.errors import FetchError
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.records.files import sha256_of
+from publisher.records.progress import silent
 from publisher.records.schemas import Snapshot
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad"

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from publisher.engines.local import Local
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError
 from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant
 from publisher.pipeline.stages.extract import extract
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.progress import silent
 from publisher.records.schemas import Extraction
 from tests.manifests import ADAPTER
 

@@ -18,7 +18,6 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, cl
 from huggingface_hub.utils import _auth
 from safetensors.numpy import save_file
 
-from publisher.engines.progress import Octets
 from publisher.errors import HubError, PublisherError, PushError
 from publisher.hub.client import THE_HUB, Destination
 from publisher.hub.local import Fault, LocalHub, Role
@@ -26,6 +25,7 @@ from publisher.manifest.schema import Manifest
 from publisher.pipeline.stages import push as stage
 from publisher.pipeline.stages.push import Target, carry_out, preflight, push
 from publisher.records.filenames import PER_REPOSITORY, PER_VARIANT
+from publisher.records.progress import Octets
 from publisher.records.schemas import PushOutcome
 from publisher.release.commitplan import dry_plan, plan_push
 

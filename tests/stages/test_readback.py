@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, close_session, constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from publisher.engines.progress import silent
 from publisher.errors import PushError
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
@@ -17,6 +16,7 @@ from publisher.manifest.schema import load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
 from publisher.pipeline.stages.readback import Published, read_back
+from publisher.records.progress import silent
 from publisher.records.schemas import ReadBack
 from publisher.release.commitplan import staged_files
 

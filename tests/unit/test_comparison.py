@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from publisher.checkpoints.tensors import Scale, TensorHeader, TensorReader, file_headers
 from publisher.checkpoints.weights import Sides
 from publisher.engines.local import Local
-from publisher.engines.progress import silent
 from publisher.errors import ExtractionError
 from publisher.extraction.comparison import (
     Comparison,
@@ -26,6 +25,7 @@ from publisher.extraction.comparison import (
     ranges,
     weighed,
 )
+from publisher.records.progress import silent
 from publisher.records.schemas import Checkpoint, Snapshot
 
 Headers = Mapping[str, TensorHeader]

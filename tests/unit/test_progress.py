@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from publisher.cli.console import progress_on
-from publisher.engines.progress import Octets, Pace, amount, duration
+from publisher.records.progress import Octets, Pace, amount, duration
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from publisher.cli.demo.fp8 import write_fp8
 from publisher.cli.demo.requests import write_processor, write_requests
-from publisher.engines.progress import silent
 from publisher.errors import PublisherError
 from publisher.records.files import canonical_json, digest_of, sha256_of
+from publisher.records.progress import silent
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,6 @@ from publisher.checkpoints.tensors import Reader, TensorHeader, read_config, tor
 from publisher.checkpoints.weights import TensorPair, opened
 from publisher.engines import Engine, Machine
 from publisher.engines.overlap import Behind
-from publisher.engines.progress import Progress
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, ranges
 from publisher.extraction.kept import Shelf, shelf
@@ -36,6 +35,7 @@ from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
+from publisher.records.progress import Progress
 from publisher.records.schemas import (
     Extraction,
     FileDigest,

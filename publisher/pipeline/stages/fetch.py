@@ -20,11 +20,11 @@ from publisher.checkpoints.tensors import (
 )
 from publisher.checkpoints.weights import headers_of
 from publisher.engines.overlap import side_by_side
-from publisher.engines.progress import Octets, Progress, silent
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference
 from publisher.records.files import digest_of, sha256_of
+from publisher.records.progress import Octets, Progress, silent
 from publisher.records.schemas import Checkpoint, FileDigest, Record, Snapshot
 from publisher.records.sealed import read_sealed, write_sealed
 

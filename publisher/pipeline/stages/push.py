@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.engines.progress import Octets, Progress, silent
 from publisher.errors import HubError, PushError, StaleParentError, UnclearAnswerError
 from publisher.hub import client as hub
 from publisher.hub.client import Destination, NewCommit
 from publisher.manifest.schema import Manifest
+from publisher.records.progress import Octets, Progress, silent
 from publisher.records.schemas import CommitPlan, PushOutcome, Result
 from publisher.release.commitplan import BRANCH, head_of, holds_bytes, plan_push
 

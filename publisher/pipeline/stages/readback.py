@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from publisher.checkpoints.tensors import CONFIG
-from publisher.engines.progress import Progress
 from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination
 from publisher.manifest.schema import Manifest, Variant
 from publisher.records.filenames import EXTRACTION
 from publisher.records.files import sha256_of
+from publisher.records.progress import Progress
 from publisher.records.schemas import Extraction, FileDigest, ReadBack
 
 _PACKAGES = str(Path(__file__).resolve().parents[3])  # where this package is, installed or not

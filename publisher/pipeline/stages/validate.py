@@ -34,7 +34,6 @@ from publisher.adapters.residual import Residual
 from publisher.checkpoints.tensors import TensorHeader
 from publisher.checkpoints.weights import Sides, TensorPair, headers_of, opened, readers_of
 from publisher.engines import Begin, Engine, Finish, Tell
-from publisher.engines.progress import Progress
 from publisher.errors import ValidationError, listed
 from publisher.extraction.sidesjob import SidesJob
 from publisher.extraction.summary import summary_problems
@@ -42,6 +41,7 @@ from publisher.manifest.schema import Variant
 from publisher.numerics import lora
 from publisher.records.filenames import ADAPTER, RESIDUAL
 from publisher.records.files import sha256_of
+from publisher.records.progress import Progress
 from publisher.records.schemas import ExactRecovery, Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
 
 MERGE_TOLERANCE = 1e-4  # of a share: sums in another order move what lies at the very edge of its interval

@@ -15,11 +15,11 @@ import numpy as np
 from publisher.checkpoints.tensors import companions_digest
 from publisher.checkpoints.weights import headers_of
 from publisher.engines import Engine, Machine
-from publisher.engines.progress import Progress
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Bounds, Variant, VerificationSettings
 from publisher.records.filenames import ADAPTER, CONFIG, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
+from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
 from publisher.records.schemas import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
 from publisher.verification import answering
