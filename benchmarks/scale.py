@@ -44,7 +44,7 @@ from publisher.hub.local import LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.validate import Checking, Claim
-from publisher.records.schemas import Snapshot
+from publisher.records.checkpoint import Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES: tuple[Shape, ...] = ((2048, 7168), (5120, 6144), (17408, 5120))

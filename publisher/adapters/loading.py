@@ -34,8 +34,8 @@ from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_qu
 from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
 from publisher.checkpoints.tensors import file_headers, read_config, read_json
 from publisher.errors import PublisherError, ValidationError, shown
+from publisher.records.extraction import ModuleExtraction
 from publisher.records.filenames import ADAPTER, CONFIG
-from publisher.records.schemas import ModuleExtraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from publisher.checkpoints.tensors import Reader, Scale, TensorHeader, torch_dty
 from publisher.errors import MergeError, listed
 from publisher.numerics.lora import row_blocks
 from publisher.numerics.rounding import merged
+from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
-from publisher.records.schemas import Extraction, ModuleExtraction
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 

@@ -13,7 +13,8 @@ import torch
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.tensorfile import Planned, write_tensors
 from publisher.manifest.schema import Variant
-from publisher.records.schemas import Carried, Checkpoint, ModuleExtraction
+from publisher.records.checkpoint import Checkpoint
+from publisher.records.extraction import Carried, ModuleExtraction
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from publisher.checkpoints.tensorfile import Planned
 from publisher.numerics.lora import row_blocks
 from publisher.numerics.rounding import Arithmetic, intervals, merged
-from publisher.records.schemas import ModuleExtraction
+from publisher.records.extraction import ModuleExtraction
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from publisher.audit.adapter import Adapter, adapter_checks
 from publisher.audit.deep import Bench, deep_checks
 from publisher.audit.evidence import evidence_checks
 from publisher.audit.release import Release, open_release, release_checks
+from publisher.records.audit import Audit, Check
 from publisher.records.progress import Progress
-from publisher.records.schemas import Audit, Check
 
 
 def audit(target: str, *, deep: bool, work: Path, device: str, progress: Progress) -> Audit:

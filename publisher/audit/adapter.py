@@ -18,9 +18,11 @@ from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
 from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_json
 from publisher.errors import FetchError, ValidationError, shown
-from publisher.manifest.schema import TASK_TYPES, Variant
+from publisher.manifest.fields import TASK_TYPES
+from publisher.manifest.schema import Variant
+from publisher.records.audit import Check
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION
-from publisher.records.schemas import Check, Extraction
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 _FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from publisher.border.escape import for_terminal
 from publisher.errors import AuditError, HubError, PublisherError, UncheckablePatternError, listed
-from publisher.records.schemas import Check
+from publisher.records.audit import Check
 
 _T = TypeVar("_T")
 

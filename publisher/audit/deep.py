@@ -26,9 +26,11 @@ from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.records.audit import Check
+from publisher.records.checkpoint import Checkpoint, Snapshot
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.progress import Progress
-from publisher.records.schemas import Check, Checkpoint, ExactRecovery, Extraction, ModuleExtraction, Snapshot
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 _OTHER_SHARE = 1e-3  # between two machines' recoveries

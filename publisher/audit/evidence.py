@@ -32,17 +32,12 @@ from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
 from publisher.numerics import lora
 from publisher.pipeline.stages.validate import require_loadable, require_tensors
+from publisher.records.audit import Check
+from publisher.records.checkpoint import Checkpoint, Snapshot
+from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
 from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
-from publisher.records.schemas import (
-    Check,
-    Checkpoint,
-    Extraction,
-    ModuleExtraction,
-    Snapshot,
-    Verification,
-    spectrum_places,
-)
+from publisher.records.verification import Verification
 from publisher.release.card import load_extraction, load_verification
 from publisher.release.charts import card_pictures
 from publisher.verification.metrics import inconsistencies

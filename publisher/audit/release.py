@@ -29,11 +29,14 @@ from publisher.errors import (
 )
 from publisher.hub import client as hub
 from publisher.hub.client import RemoteFile
-from publisher.manifest.schema import AUTHORS_WORDS, Manifest, Variant, read_manifest
+from publisher.manifest.fields import AUTHORS_WORDS
+from publisher.manifest.reading import read_manifest
+from publisher.manifest.schema import Manifest, Variant
 from publisher.records import filenames
+from publisher.records.audit import Check
+from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
 from publisher.records.progress import Progress
-from publisher.records.schemas import Check, Extraction
 from publisher.release import signing
 from publisher.release.card import Evidence, check_card, load_verification, render_card
 from publisher.release.commitplan import holds_bytes

@@ -14,7 +14,7 @@ from publisher.audit.checks import UncheckedError
 from publisher.checkpoints.tensors import read_json
 from publisher.errors import AuditError, FetchError
 from publisher.records.files import canonical_json
-from publisher.records.schemas import SCHEMA_VERSION, Record
+from publisher.records.record import SCHEMA_VERSION, Record
 
 _T = TypeVar("_T")
 _NUMBERS = re.compile(r"\d{1,9}")

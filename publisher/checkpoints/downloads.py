@@ -4,8 +4,8 @@ from pathlib import Path
 
 from publisher.checkpoints.weights import not_here
 from publisher.hub import client as hub
+from publisher.records.checkpoint import Snapshot
 from publisher.records.progress import Progress, silent
-from publisher.records.schemas import Snapshot
 
 _OTHER_WEIGHTS = frozenset({".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"})
 

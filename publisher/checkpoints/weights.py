@@ -26,7 +26,7 @@ from publisher.checkpoints.tensors import (
 )
 from publisher.errors import FetchError
 from publisher.hub import client as hub
-from publisher.records.schemas import Checkpoint, FileDigest, Snapshot
+from publisher.records.checkpoint import Checkpoint, FileDigest, Snapshot
 
 if TYPE_CHECKING:
     import torch

@@ -315,7 +315,7 @@ def _write_card(manifest: Path, dist: Path) -> None:
 
 
 def _check_card(manifest: Path, dist: Path) -> None:
-    from publisher.manifest.schema import load_manifest
+    from publisher.manifest.reading import load_manifest
     from publisher.pipeline.run import Run, rendered_card
     from publisher.release.card import check_card, other_pictures
 
@@ -413,7 +413,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 @_traceback
 def check(manifests: tuple[Path, ...]) -> None:
     """Every problem of every manifest at once; no network, no torch."""
-    from publisher.manifest.schema import read_manifest
+    from publisher.manifest.reading import read_manifest
 
     problems = {path: read_manifest(path)[1] for path in manifests}
     for path, found in problems.items():

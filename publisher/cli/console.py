@@ -27,21 +27,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from publisher.border.escape import for_terminal
+from publisher.records.audit import Audit
+from publisher.records.explained import Explained
+from publisher.records.extraction import Spread
 from publisher.records.filenames import CARD
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.merged import Merged
+from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Pace, Progress, amount
-from publisher.records.schemas import (
-    Audit,
-    CommitPlan,
-    Explained,
-    LoaderVerdict,
-    Merged,
-    Outcome,
-    PushOutcome,
-    Signing,
-    Spread,
-    VariantOutcome,
-    VerificationSet,
-)
+from publisher.records.publication import CommitPlan, PushOutcome, Signing
+from publisher.records.verification import VerificationSet
 
 _PIPE_WIDTH = 120  # a pipe has no width of its own
 _WIDE, _BAR = 100, 24  # a line of progress has room for a bar, and how long that is

@@ -13,12 +13,13 @@ from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
 from publisher.loaders import judge
 from publisher.loaders.subject import Base, Subject, class_for, read_subject
-from publisher.manifest.schema import Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Variant
 from publisher.pipeline.stages.readback import base_config
 from publisher.records.filenames import ADAPTER
 from publisher.records.files import canonical_json
+from publisher.records.loaders import LoaderName, LoaderVerdict
 from publisher.records.progress import Progress
-from publisher.records.schemas import LoaderName, LoaderVerdict
 
 Judged = Mapping[str, Sequence[LoaderVerdict]]
 

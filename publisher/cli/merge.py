@@ -28,13 +28,16 @@ from publisher.checkpoints.tensors import (
 )
 from publisher.checkpoints.weights import headers_of, reader_of
 from publisher.errors import ManifestError, MergeError
-from publisher.manifest.schema import Manifest, Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Manifest, Variant
 from publisher.pipeline.lock import locked
 from publisher.pipeline.stages.fetch import fetch, hashed_here
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, flush, no_room, room_in, sha256_of, write_text
+from publisher.records.merged import Merged
 from publisher.records.progress import Progress
-from publisher.records.schemas import Extraction, Merged, Snapshot
 from publisher.release.card import load_extraction
 
 _NOT_COPIED = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".ckpt"})

@@ -13,11 +13,13 @@ from tempfile import TemporaryDirectory
 from publisher.errors import CardError
 from publisher.hub import client as hub
 from publisher.hub.client import Destination, RemoteFile
-from publisher.manifest.schema import Manifest, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Manifest
 from publisher.pipeline.stages.push import Target, carry_out, preflight
+from publisher.records.checkpoint import FileDigest
 from publisher.records.filenames import CARD, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.records.files import write_text
-from publisher.records.schemas import CommitPlan, FileDigest, PushOutcome
+from publisher.records.publication import CommitPlan, PushOutcome
 from publisher.release.card import card_files, check_card, load_evidence
 from publisher.release.commitplan import BRANCH, compare_with_head
 

@@ -22,8 +22,8 @@ from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.carried import carried_modules, named_by, require_matches
 from publisher.extraction.sidesjob import SidesJob
+from publisher.records.extraction import Carried, LeftOut
 from publisher.records.progress import Progress
-from publisher.records.schemas import Carried, LeftOut
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache

@@ -17,8 +17,9 @@ from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.tensorfile import Planned, write_tensors
 from publisher.errors import ExtractionError
+from publisher.records.extraction import ModuleExtraction
 from publisher.records.files import sha256_of
-from publisher.records.schemas import ModuleExtraction, Record
+from publisher.records.record import Record
 from publisher.records.sealed import kept_file, read_sealed, write_sealed
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from publisher.checkpoints.tensors import Reader
 from publisher.errors import ExtractionError, counted
-from publisher.records.schemas import ModuleExtraction
+from publisher.records.extraction import ModuleExtraction
 
 UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
 NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds

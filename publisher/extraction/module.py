@@ -24,7 +24,7 @@ from publisher.extraction.sidesjob import SidesJob
 from publisher.manifest.schema import AdapterSettings, Energy
 from publisher.numerics import lora
 from publisher.numerics.recovered import Told, recovered
-from publisher.records.schemas import ModuleExtraction, spectrum_places
+from publisher.records.extraction import ModuleExtraction, spectrum_places
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # bytes for each element of a weight beside it, as benchmarks/scale.py and docs/scale.md measure them: both sides, the

@@ -5,7 +5,7 @@ from typing import Self
 
 from publisher.checkpoints.weights import elsewhere
 from publisher.engines import Job, Result, Unit
-from publisher.records.schemas import Snapshot
+from publisher.records.checkpoint import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, compare, shares, weighed
 from publisher.manifest.schema import Variant
+from publisher.records.extraction import Carried
 from publisher.records.progress import Progress
-from publisher.records.schemas import Carried
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from publisher.errors import shown
 from publisher.extraction.comparison import Comparison, layers_of, ranges
-from publisher.records.filenames import EXPORTS, RESIDUAL
-from publisher.records.schemas import (
+from publisher.records.checkpoint import FileDigest
+from publisher.records.extraction import (
     APPROXIMATE,
     PLATEAU,
     ExactRecovery,
     Extraction,
     ExtractionSummary,
-    FileDigest,
     ModuleExtraction,
     RankCount,
     RecoverySummary,
     Spread,
-    six_digits,
 )
+from publisher.records.filenames import EXPORTS, RESIDUAL
+from publisher.records.record import six_digits
 
 NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word is missing
 

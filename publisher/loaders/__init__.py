@@ -6,7 +6,8 @@ whether a GPU kernel does what it should (docs/compat.md).
 """
 
 from publisher.loaders.subject import Subject
-from publisher.records.schemas import LoaderVerdict, Validation
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.validation import Validation
 
 
 def judge(subject: Subject, validation: Validation | None = None) -> tuple[LoaderVerdict, ...]:

@@ -30,7 +30,7 @@ from publisher.border.adapterconfig import reduced
 from publisher.errors import ValidationError, counted
 from publisher.loaders.finding import UNIFORM, finding, idle, twice, wrong_scales
 from publisher.loaders.subject import Pair, Subject
-from publisher.records.schemas import LoaderFinding
+from publisher.records.loaders import LoaderFinding
 
 _WIDTH = 200  # characters of what a library says of its refusal
 

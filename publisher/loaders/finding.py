@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from publisher.errors import counted
 from publisher.loaders.subject import Subject
-from publisher.records.schemas import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
+from publisher.records.loaders import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
 
 MERGED = "serve merged weights (publish merge)"
 UNIFORM = "set adapter.layout: uniform in the manifest, which pads every module to one rank"

@@ -10,7 +10,7 @@ from publisher.errors import counted
 from publisher.loaders.finding import EXPORTED, MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
 from publisher.loaders.subject import Subject
 from publisher.records.filenames import GGUF
-from publisher.records.schemas import LoaderFinding, LoaderVerdict
+from publisher.records.loaders import LoaderFinding, LoaderVerdict
 
 READ = "commits 0b03adaa, 0650ea8c"  # of the converter and of llama-adapter.cpp
 _QWEN3_5 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")

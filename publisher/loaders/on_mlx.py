@@ -3,7 +3,7 @@
 from publisher.loaders.finding import EXPORTED, MERGED, finding, idle, verdict
 from publisher.loaders.subject import Subject
 from publisher.records.filenames import MLX
-from publisher.records.schemas import LoaderVerdict
+from publisher.records.loaders import LoaderVerdict
 
 READ = "mlx-lm 0.32.2"
 WEIGHTS = "adapters.safetensors"

@@ -5,7 +5,8 @@ from importlib import metadata
 from publisher.loaders.executed import empty_base, findings, left_out, on_text_only, text_only, with_peft
 from publisher.loaders.finding import verdict
 from publisher.loaders.subject import Subject
-from publisher.records.schemas import LoaderVerdict, Validation
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.validation import Validation
 
 
 def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:

@@ -11,7 +11,7 @@ from publisher.errors import counted
 from publisher.loaders.finding import MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
 from publisher.loaders.installed import reader
 from publisher.loaders.subject import Subject
-from publisher.records.schemas import Basis, LoaderFinding, LoaderVerdict
+from publisher.records.loaders import Basis, LoaderFinding, LoaderVerdict
 
 READ = "0.5.23"
 _NORMALISED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {

@@ -5,7 +5,7 @@ from importlib import metadata
 from publisher.loaders.executed import empty_base, findings, on_text_only, text_only, with_transformers
 from publisher.loaders.finding import verdict
 from publisher.loaders.subject import Subject
-from publisher.records.schemas import LoaderVerdict
+from publisher.records.loaders import LoaderVerdict
 
 
 def judge(subject: Subject) -> LoaderVerdict:

@@ -14,7 +14,7 @@ from publisher.loaders.finding import MERGED, UNIFORM, finding, halves, idle, tw
 from publisher.loaders.installed import reader
 from publisher.loaders.subject import Subject
 from publisher.loaders.vllm_models import WITH_LORA, WITHOUT_LORA
-from publisher.records.schemas import Basis, FindingKind, LoaderFinding, LoaderVerdict
+from publisher.records.loaders import Basis, FindingKind, LoaderFinding, LoaderVerdict
 
 READ = "0.33.0"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank takes

@@ -19,8 +19,8 @@ from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.tensors import CONFIG, INDEX, SINGLE, read_config, read_headers, shards_of, weight_entry
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
+from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
-from publisher.manifest.schema import is_commit_id, is_license, is_repo_id
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _TASKS = {

@@ -15,7 +15,9 @@ import yaml
 
 from publisher.border.yaml_text import BoundedLoader
 from publisher.errors import ManifestError
-from publisher.manifest.schema import Manifest, is_commit_id, manifest_error, parse_manifest, read_text
+from publisher.manifest.fields import is_commit_id
+from publisher.manifest.reading import manifest_error, parse_manifest, read_text
+from publisher.manifest.schema import Manifest
 from publisher.records.files import atomic
 
 DEFAULT_BRANCH = "main"  # of every repository on the Hub

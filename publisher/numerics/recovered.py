@@ -16,7 +16,7 @@ from torch import Tensor
 from publisher.numerics import lora
 from publisher.numerics.exact import BUDGET, Recovery, recover
 from publisher.numerics.rounding import ARITHMETICS, Arithmetic, intervals, merged
-from publisher.records.schemas import PLATEAU, ExactRecovery
+from publisher.records.extraction import PLATEAU, ExactRecovery
 
 TOLD_APART = 1.02  # what the residuals of the two arithmetics must be apart by
 REACHED = 0.9999  # a share from which no other arithmetic is tried

@@ -7,8 +7,9 @@ good as none.
 from collections.abc import Sequence
 from pathlib import Path
 
+from publisher.records.checkpoint import FileDigest
 from publisher.records.files import sha256_of
-from publisher.records.schemas import FileDigest, Marker
+from publisher.records.marker import Marker
 from publisher.records.sealed import read_sealed, write_sealed
 
 

@@ -19,25 +19,21 @@ from typing import TYPE_CHECKING
 
 from publisher.errors import FetchError, ManifestError, PushError, VerificationError
 from publisher.hub.client import THE_HUB, embedded
-from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant
 from publisher.pipeline.lock import locked
 from publisher.pipeline.markers import changed_since, lapse_of, mark, marked, unproven
 from publisher.pipeline.stages.push import Target, preflight, push
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
+from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
-from publisher.records.schemas import (
-    CommitPlan,
-    Extraction,
-    Outcome,
-    PushOutcome,
-    Signing,
-    Snapshot,
-    Validation,
-    VariantOutcome,
-    Verification,
-)
+from publisher.records.publication import CommitPlan, PushOutcome, Signing
+from publisher.records.validation import Validation
+from publisher.records.verification import Verification
 from publisher.release.card import card_files, load_evidence, other_pictures
 from publisher.release.commitplan import dry_plan, staged_files
 from publisher.release.signing import Means, is_signed, require_means, sign_release

@@ -12,7 +12,7 @@ import git
 from publisher import __version__
 from publisher.border.installing import DISTRIBUTION
 from publisher.records.closure import PACKAGE, closure
-from publisher.records.schemas import Tools
+from publisher.records.extraction import Tools
 
 _DECIDING = ("python", "torch", "safetensors")
 

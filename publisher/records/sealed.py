@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from publisher.records.files import canonical_json, digest_of, write_text
-from publisher.records.schemas import Record
+from publisher.records.record import Record
 
 Kept = TypeVar("Kept", bound=Record)
 

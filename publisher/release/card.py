@@ -21,10 +21,12 @@ from publisher import __version__
 from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.errors import CardError
 from publisher.manifest.schema import Bounds, Manifest, Reference, Variant
+from publisher.records.checkpoint import Checkpoint
+from publisher.records.extraction import Extraction, ExtractionSummary
 from publisher.records.filenames import CARD, EXTRACTION, PICTURES, VERIFICATION
 from publisher.records.files import packaged_folder
 from publisher.records.provenance import digest_of_sources
-from publisher.records.schemas import Checkpoint, Extraction, ExtractionSummary, Limits, Verification, VerificationSet
+from publisher.records.verification import Limits, Verification, VerificationSet
 from publisher.release.charts import card_pictures
 from publisher.release.templating import card_environment
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
+from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
 from publisher.records.filenames import ERRORS_PICTURE, SPECTRUM_PICTURE
-from publisher.records.schemas import Extraction, ModuleExtraction, Verification, VerificationSet, spectrum_places
+from publisher.records.verification import Verification, VerificationSet
 from publisher.release.svg import (
     Axis,
     Dot,

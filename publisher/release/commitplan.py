@@ -13,7 +13,8 @@ from publisher.hub import client as hub
 from publisher.hub.client import Destination, RemoteFile
 from publisher.manifest.schema import Manifest
 from publisher.records import filenames
-from publisher.records.schemas import Change, CommitPlan, FileDigest, Operation
+from publisher.records.checkpoint import FileDigest
+from publisher.records.publication import Change, CommitPlan, Operation
 
 BRANCH = "main"
 NEW_REPOSITORY = "a new repository"

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from publisher.border.files import regular_files
 from publisher.errors import FetchError, ManifestError
-from publisher.manifest.schema import Manifest, load_manifest, read_manifest
+from publisher.manifest.reading import load_manifest, read_manifest
+from publisher.manifest.schema import Manifest
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import EXTRACTION, MANIFEST, VERIFICATION
-from publisher.records.schemas import Extraction, Verification
+from publisher.records.verification import Verification
 from publisher.release.card import load_evidence, load_verification
 
 

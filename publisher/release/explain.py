@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from publisher.errors import ManifestError, counted, listed
-from publisher.records.schemas import Explained, Extraction, ModuleExtraction
+from publisher.records.explained import Explained
+from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.release.charts import floors, margin
 from publisher.release.dossier import Dossier, Part
 from publisher.release.verdict import verdict_on

@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 
-from publisher.records.schemas import ModuleExtraction, VerificationSet, spectrum_places
+from publisher.records.extraction import ModuleExtraction, spectrum_places
+from publisher.records.verification import VerificationSet
 from publisher.release.card import FILTERS
 from publisher.release.charts import divergences, error_map, exact_shares, floors, layer_sizes, margin, spectrum
 from publisher.release.dossier import Dossier, Part

@@ -26,7 +26,7 @@ from publisher.hub.client import Destination
 from publisher.manifest.schema import Manifest, Signer, SigstoreSigner
 from publisher.records.filenames import SIGNATURE
 from publisher.records.files import atomic, sha256_of
-from publisher.records.schemas import Signing
+from publisher.records.publication import Signing
 from publisher.release.commitplan import head_of, staged_files
 
 if TYPE_CHECKING:

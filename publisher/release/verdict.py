@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from publisher.records.schemas import APPROXIMATE, ModuleExtraction
+from publisher.records.extraction import APPROXIMATE, ModuleExtraction
 
 
 @dataclass(frozen=True, slots=True)

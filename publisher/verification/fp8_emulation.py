@@ -20,7 +20,7 @@ from publisher.checkpoints import fp8
 from publisher.checkpoints.tensors import CONFIG, Scale, TensorHeader, read_config
 from publisher.checkpoints.weights import headers_of, reader_of
 from publisher.errors import FetchError, listed
-from publisher.records.schemas import Snapshot
+from publisher.records.checkpoint import Snapshot
 
 _WEIGHT = ".weight"
 _NEXT = "correct fp8 in the manifest"

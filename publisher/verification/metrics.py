@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from publisher.errors import VerificationError
-from publisher.records.schemas import (
+from publisher.records.checkpoint import FileDigest
+from publisher.records.record import Record
+from publisher.records.validation import Kind
+from publisher.records.verification import (
     Accuracy,
     Agreement,
     BenchmarkAccuracy,
     Calibration,
     Failure,
-    FileDigest,
     Gold,
-    Kind,
     KindAgreement,
     Limits,
-    Record,
     Side,
     VerificationSet,
 )

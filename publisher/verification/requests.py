@@ -24,8 +24,9 @@ from publisher.border.json_text import parse_json_object
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
 from publisher.errors import VerificationError, shown
+from publisher.records.checkpoint import FileDigest
 from publisher.records.files import digest_of, sha256_of
-from publisher.records.schemas import FileDigest, Kind
+from publisher.records.validation import Kind
 
 Runner = Literal["decision", "logits"]
 _GZIP = b"\x1f\x8b"

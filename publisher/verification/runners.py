@@ -26,7 +26,7 @@ from publisher.adapters.loading import Adapter, class_named, load_adapter, quiet
 from publisher.checkpoints.tensors import companions
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Variant, VerificationSettings
-from publisher.records.schemas import Snapshot
+from publisher.records.checkpoint import Snapshot
 from publisher.verification.answers import Answer
 from publisher.verification.dispatch import spread
 from publisher.verification.fp8_emulation import emulate

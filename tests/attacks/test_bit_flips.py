@@ -15,9 +15,9 @@ from publisher.checkpoints.tensors import read_headers
 from publisher.errors import FetchError, PublisherError
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import _DigestMemo, _state_of
+from publisher.records.extraction import Extraction
 from publisher.records.files import sha256_of
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction
 from publisher.records.sealed import read_sealed, write_sealed
 
 STAGED, WORK = Path("dist/m"), Path("dist/m.work")

@@ -240,7 +240,7 @@ def test_a_full_disk_no_memory_and_too_deep_a_file_are_told_as_such() -> None:
 def test_anything_else_is_a_fault_of_this_tool_which_says_so(
     own_tiny_run: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("publisher.manifest.schema.BoundedLoader", None)  # a slip in a module of this tool
+    monkeypatch.setattr("publisher.manifest.reading.BoundedLoader", None)  # a slip in a module of this tool
     found = told("check", str(own_tiny_run / "m.yaml"))
     assert found.code == FaultError.exit_code == 1
     assert "Traceback" not in found.err

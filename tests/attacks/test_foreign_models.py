@@ -23,8 +23,9 @@ from publisher.cli.loaders import judged
 from publisher.errors import FetchError, PublisherError, ValidationError
 from publisher.extraction.structure import structure_of
 from publisher.loaders.subject import Base, read_subject
+from publisher.records.audit import Check
+from publisher.records.loaders import LoaderVerdict
 from publisher.records.progress import silent
-from publisher.records.schemas import Check, LoaderVerdict
 
 CATASTROPHE = "(([a-z._0-9]+)+)+!"
 TIME = 120  # seconds until what could hang counts as hanging

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from publisher.adapters.peft_files import Factors
 from publisher.errors import ExtractionError, PublisherError, VerificationError
 from publisher.extraction.kept import Shelf
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
 from publisher.pipeline.run import Run, _Place, run
+from publisher.records.extraction import ModuleExtraction
 from publisher.records.progress import silent
-from publisher.records.schemas import ModuleExtraction
 from publisher.records.sealed import kept_file
 from publisher.verification.answers import Answer, Answers
 

@@ -24,10 +24,18 @@ from publisher.border.escape import for_terminal, is_hidden
 from publisher.cli.app import main
 from publisher.cli.console import progress_on, show_audit, show_compat, show_merged, show_module, show_outcome
 from publisher.errors import CardError
-from publisher.manifest.schema import Manifest, parse_manifest
+from publisher.manifest.reading import parse_manifest
+from publisher.manifest.schema import Manifest
 from publisher.records import schemas as records
+from publisher.records.audit import Audit
+from publisher.records.explained import Explained
+from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
-from publisher.records.schemas import Audit, Explained, Extraction, LoaderVerdict, Merged, Outcome, Record, Verification
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.merged import Merged
+from publisher.records.outcome import Outcome
+from publisher.records.record import Record
+from publisher.records.verification import Verification
 from publisher.release.card import Evidence, card_files, render_card
 from publisher.release.dossier import Dossier, Part
 from publisher.release.explain import explain

@@ -20,10 +20,11 @@ from publisher.border.safetensors_header import parse_header
 from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.tensors import file_headers, read_headers, read_json
 from publisher.errors import FetchError
-from publisher.manifest.schema import read_manifest
+from publisher.manifest.reading import read_manifest
+from publisher.records.audit import Audit
+from publisher.records.checkpoint import FileDigest
 from publisher.records.files import canonical_json
 from publisher.records.progress import silent
-from publisher.records.schemas import Audit, FileDigest
 from publisher.release.dossier import dossier
 
 

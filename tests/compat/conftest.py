@@ -16,7 +16,8 @@ from publisher.adapters.loading import quiet
 from publisher.checkpoints.tensors import read_config
 from publisher.loaders import judge
 from publisher.loaders.subject import Base, class_for, read_subject
-from publisher.records.schemas import LoaderVerdict, Validation
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.validation import Validation
 
 _TEXT = {
     "vocab_size": 64,

@@ -16,7 +16,8 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from publisher.adapters.loading import quiet
-from publisher.records.schemas import LoaderVerdict, Validation
+from publisher.records.loaders import LoaderVerdict
+from publisher.records.validation import Validation
 from tests.compat.conftest import LINEAR, SUFFIXES, Made, Make
 
 EVERY = ("PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX")

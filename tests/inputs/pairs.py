@@ -15,8 +15,9 @@ from publisher.manifest.schema import AdapterSettings, Reference, Variant
 from publisher.pipeline.stages.extract import extract
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.validate import validate
+from publisher.records.extraction import Extraction
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Validation
+from publisher.records.validation import Validation
 from tests.manifests import ADAPTER
 
 CPU = torch.device("cpu")

@@ -23,11 +23,14 @@ from publisher.cli import app as cli
 from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
-from publisher.manifest.schema import read_manifest
+from publisher.manifest.reading import read_manifest
 from publisher.numerics import lora
+from publisher.records.audit import Audit, Check
+from publisher.records.checkpoint import FileDigest
+from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.files import canonical_json, sha256_of
 from publisher.records.progress import silent
-from publisher.records.schemas import Audit, Check, Extraction, FileDigest, ModuleExtraction, Verification
+from publisher.records.verification import Verification
 from publisher.release.card import card_files, load_evidence, other_pictures
 from publisher.verification.metrics import Pair, set_figures
 

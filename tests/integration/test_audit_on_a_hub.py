@@ -12,9 +12,9 @@ from huggingface_hub import HfApi, constants
 from publisher.audit import audit
 from publisher.errors import FetchError, HubError
 from publisher.hub.local import LocalHub
+from publisher.records.audit import Audit
 from publisher.records.files import canonical_json
 from publisher.records.progress import silent
-from publisher.records.schemas import Audit
 
 REPO, EVIDENCE = "o/pico", "extraction.json"
 Staging = Callable[[Path, dict[str, str], str], Path]

@@ -13,8 +13,9 @@ from publisher.audit import audit
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, ManifestError, PushError
 from publisher.pipeline.run import Run, _evidence_digest, rendered_card, run
+from publisher.records.extraction import Extraction
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import one_variant
 
 Staging = Callable[[Path, dict[str, str], str], Path]
@@ -136,7 +137,7 @@ def test_a_record_from_before_there_were_verdicts_is_read_written_and_rendered_a
     file = STAGED / "extraction.json"
     assert b"loaders" not in file.read_bytes()
     assert evidence().to_json().encode() == file.read_bytes()
-    from publisher.manifest.schema import load_manifest
+    from publisher.manifest.reading import load_manifest
 
     card = rendered_card(load_manifest(MANIFEST), Run(MANIFEST, Path("dist")))
     assert "Loads with" not in card

@@ -20,8 +20,8 @@ from publisher.audit import audit
 from publisher.cli.merge import Request, merge
 from publisher.errors import ExtractionError, FetchError
 from publisher.pipeline.run import Run, run
+from publisher.records.extraction import Extraction
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction
 
 VARIANTS = {"clef": "", "clef-flash": "clef-flash"}
 

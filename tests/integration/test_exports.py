@@ -19,11 +19,13 @@ from publisher.audit import audit
 from publisher.errors import ExtractionError, PushError
 from publisher.loaders import on_llama_cpp, on_mlx
 from publisher.loaders.subject import Base, read_subject
-from publisher.manifest.schema import Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Variant
 from publisher.pipeline.run import Run, run
+from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 
 FILES = ("adapter_model.gguf", "mlx/adapters.safetensors", "mlx/adapter_config.json")

@@ -10,8 +10,9 @@ import transformers
 from safetensors.torch import load_file
 
 from publisher.pipeline.run import Run, run
+from publisher.records.extraction import Extraction
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Outcome
 from tests.manifests import ADAPTER, one_variant
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]

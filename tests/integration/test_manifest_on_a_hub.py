@@ -14,7 +14,8 @@ from publisher.hub.client import resolve_revision
 from publisher.hub.local import LocalHub
 from publisher.manifest.new import new_manifest
 from publisher.manifest.pin import pin
-from publisher.manifest.schema import Manifest, Reference, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Manifest, Reference
 from publisher.pipeline.stages.fetch import fetch
 from publisher.records.progress import Octets
 

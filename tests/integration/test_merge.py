@@ -21,8 +21,8 @@ from publisher.cli import app as cli
 from publisher.cli.merge import Request, merge
 from publisher.errors import ManifestError, MergeError, NoRoomError
 from publisher.pipeline.run import Run, run
+from publisher.records.merged import Merged
 from publisher.records.progress import silent
-from publisher.records.schemas import Merged
 from tests.inputs.pairs import FP8_BLOCK, quantise, say_fp8
 from tests.manifests import ADAPTER, one_variant
 

@@ -19,9 +19,11 @@ import yaml
 
 from publisher.errors import ExtractionError, FetchError, ManifestError, PushError
 from publisher.pipeline.run import Run, run
+from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Outcome, Verification
+from publisher.records.verification import Verification
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")

@@ -23,7 +23,7 @@ from publisher.hub.local import Fault, LocalHub, Role
 from publisher.pipeline.markers import mark
 from publisher.pipeline.run import validation_key
 from publisher.records.filenames import ADAPTER, EXTRACTION
-from publisher.records.schemas import Validation
+from publisher.records.validation import Validation
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"

@@ -22,7 +22,7 @@ from publisher.audit.evidence import digests, evidence, figures, pictures, verif
 from publisher.audit.meaning import Comparison, compared, picture_problems
 from publisher.audit.release import Release, card, open_release
 from publisher.errors import AuditError, PublisherError
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 from publisher.records.files import canonical_json, packaged_folder
 from publisher.records.progress import silent
 from publisher.release.card import load_evidence, render_card

@@ -9,7 +9,7 @@ from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError
 from publisher.hub.client import Destination, list_files
 from publisher.hub.local import LocalHub
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 from publisher.pipeline.stages.push import Target, push
 
 REPO = "demo/clef-lora"

@@ -23,12 +23,14 @@ from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError, PushError, SigningError
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
-from publisher.manifest.schema import Manifest, Signer, SigstoreSigner, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Manifest, Signer, SigstoreSigner
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
+from publisher.records.audit import Audit, Check
 from publisher.records.files import sha256_of
 from publisher.records.progress import silent
-from publisher.records.schemas import Audit, Check, Signing
+from publisher.records.publication import Signing
 from publisher.release.signing import Means, _require_identity, is_signed, require_means, sign_release
 
 SIGNED = {f"{folder}{name}" for folder in ("", "small/") for name in ("adapter_config.json", "extraction.json")}

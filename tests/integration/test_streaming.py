@@ -22,8 +22,9 @@ from publisher.hub.local import Fault, LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.checkpoint import Snapshot
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Outcome, Snapshot
 from tests.inputs.pairs import quantise, say_fp8
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")

@@ -25,14 +25,16 @@ from publisher.cli.console import show_outcome
 from publisher.cli.demo.fp8 import write_fp8
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, PushError, VerificationError
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 from publisher.numerics.lora import seeded
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.verify import Inputs, verify
+from publisher.records.extraction import Extraction
 from publisher.records.files import sha256_of
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Outcome, Verification
+from publisher.records.verification import Verification
 from publisher.verification.requests import RequestFile, read_requests
 from publisher.verification.runners import Model, loaded
 from tests.manifests import one_variant

@@ -12,8 +12,9 @@ from huggingface_hub import CommitOperationAdd, HfApi, constants
 from publisher.errors import HubError
 from publisher.hub.local import LocalHub
 from publisher.pipeline.run import Run, run
+from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.records.schemas import Outcome, Verification
+from publisher.records.verification import Verification
 from tests.clusters import two_machines
 from tests.manifests import ADAPTER
 from tests.words import write_tokenizer

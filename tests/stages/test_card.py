@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,38 +18,24 @@ from markdown_it import MarkdownIt
 
 from publisher import __version__
 from publisher.errors import CardError, FetchError
-from publisher.manifest.schema import (
-    Fp8Base,
-    Manifest,
-    Reference,
-    RequestSet,
-    Variant,
-    VerificationSettings,
-    load_manifest,
-    read_manifest,
-)
-from publisher.records.files import packaged_folder
-from publisher.records.schemas import (
+from publisher.manifest.reading import load_manifest, read_manifest
+from publisher.manifest.schema import Fp8Base, Manifest, Reference, RequestSet, Variant, VerificationSettings
+from publisher.records.checkpoint import Checkpoint, FileDigest
+from publisher.records.extraction import (
     Carried,
-    Checkpoint,
     Extraction,
     ExtractionSummary,
-    FileDigest,
-    Fp8Verification,
     LeftOut,
-    Limits,
-    LoaderFinding,
-    LoaderVerdict,
     ModuleExtraction,
     RankCount,
-    Record,
     Settings,
     Spread,
     Tools,
-    Verification,
-    VerificationSet,
     spectrum_places,
 )
+from publisher.records.files import packaged_folder
+from publisher.records.loaders import LoaderFinding, LoaderVerdict
+from publisher.records.verification import Fp8Verification, Limits, Verification, VerificationSet
 from publisher.release.card import (
     Evidence,
     check_card,
@@ -65,6 +51,9 @@ from publisher.release.card import (
     stamp,
 )
 from publisher.verification.metrics import Pair, set_figures
+
+if TYPE_CHECKING:
+    from publisher.records.record import Record
 
 MANIFESTS = packaged_folder("manifests")
 GOLDEN = Path(__file__).parents[1] / "golden"

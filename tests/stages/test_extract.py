@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 
 from publisher.cli.demo.checkpoints import RANK, VALUE_HEADS
 from publisher.engines.local import Local
-from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant
 from publisher.pipeline.stages.extract import extract
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.files import packaged_folder
 from publisher.records.progress import Progress, silent
-from publisher.records.schemas import Extraction, ModuleExtraction, Snapshot
 
 FILES = ("adapter_config.json", "adapter_model.safetensors", "extraction.json")
 CPU = torch.device("cpu")

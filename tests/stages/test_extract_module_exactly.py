@@ -11,7 +11,7 @@ from publisher.adapters.peft_files import Factors
 from publisher.extraction.module import extract_module
 from publisher.manifest.schema import AdapterSettings
 from publisher.numerics.rounding import Arithmetic, merged
-from publisher.records.schemas import PLATEAU, ExactRecovery
+from publisher.records.extraction import PLATEAU, ExactRecovery
 
 NAME = "model.layers.3.mlp.up_proj.weight"
 SHAPE, RANK = (256, 320), 16

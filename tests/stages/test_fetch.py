@@ -17,9 +17,9 @@ from publisher.checkpoints.tensors import TensorReader, read_headers
 from publisher.errors import FetchError
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch, hashed_here
+from publisher.records.checkpoint import Snapshot
 from publisher.records.files import sha256_of
 from publisher.records.progress import silent
-from publisher.records.schemas import Snapshot
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad"
 INDEX = "model.safetensors.index.json"

@@ -16,8 +16,8 @@ from publisher.errors import ExtractionError
 from publisher.manifest.schema import AdapterSettings, Expectation, Reference, Variant
 from publisher.pipeline.stages.extract import extract
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.extraction import Extraction
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction
 from tests.manifests import ADAPTER
 
 MESSAGES = Path(__file__).parents[1] / "checkpoints_bad" / "pairs"

@@ -26,7 +26,7 @@ from publisher.pipeline.stages import push as stage
 from publisher.pipeline.stages.push import Target, carry_out, preflight, push
 from publisher.records.filenames import PER_REPOSITORY, PER_VARIANT
 from publisher.records.progress import Octets
-from publisher.records.schemas import PushOutcome
+from publisher.records.publication import PushOutcome
 from publisher.release.commitplan import dry_plan, plan_push
 
 REPO = "team/adapter"

@@ -12,12 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from publisher.errors import PushError
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
 from publisher.pipeline.stages.readback import Published, read_back
 from publisher.records.progress import silent
-from publisher.records.schemas import ReadBack
+from publisher.records.publication import ReadBack
 from publisher.release.commitplan import staged_files
 
 REPO = "team/adapter"

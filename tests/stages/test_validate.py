@@ -18,13 +18,15 @@ from publisher.adapters.loading import Adapter, load_adapter, quiet, whole_model
 from publisher.checkpoints.tensors import TensorReader, read_headers
 from publisher.engines.local import Local
 from publisher.errors import ValidationError
-from publisher.manifest.schema import Variant, load_manifest
+from publisher.manifest.reading import load_manifest
+from publisher.manifest.schema import Variant
 from publisher.numerics import lora
 from publisher.pipeline.stages import validate as stage
 from publisher.pipeline.stages.fetch import fetch
+from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
 from publisher.records.progress import silent
-from publisher.records.schemas import Extraction, Validation
+from publisher.records.validation import Validation
 
 FLASH = load_manifest(packaged_folder("manifests") / "demo.yaml").variants[1]
 STAGED = Path("dist/demo/clef-flash")

@@ -25,8 +25,8 @@ from publisher.extraction.comparison import (
     ranges,
     weighed,
 )
+from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.progress import silent
-from publisher.records.schemas import Checkpoint, Snapshot
 
 Headers = Mapping[str, TensorHeader]
 

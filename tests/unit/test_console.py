@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 from publisher.cli.console import show_audit, show_outcome, show_plan
-from publisher.records.schemas import Audit, Check, CommitPlan, Operation, Outcome, VariantOutcome
+from publisher.records.audit import Audit, Check
+from publisher.records.outcome import Outcome, VariantOutcome
+from publisher.records.publication import CommitPlan, Operation
 from tests.unit.test_pictures import a_set, agreement, extraction, module, verification
 
 OUTCOME = Outcome(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from publisher.cli.console import show_module
 from publisher.errors import FetchError, ManifestError
-from publisher.records.schemas import ExactRecovery, Extraction, ModuleExtraction
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.release.dossier import Dossier, Part, dossier
 from publisher.release.explain import explain, module_names, nearest, spectrum_bar
 from publisher.release.verdict import verdict_on

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from publisher.errors import VerificationError
-from publisher.records.schemas import Gold, Kind, Limits, VerificationSet
+from publisher.records.validation import Kind
+from publisher.records.verification import Gold, Limits, VerificationSet
 from publisher.verification import metrics as figures
 from publisher.verification.metrics import Pair, divergence, set_figures
 

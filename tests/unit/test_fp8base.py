@@ -15,7 +15,7 @@ from publisher.adapters.loading import quiet
 from publisher.checkpoints import fp8
 from publisher.cli.demo.fp8 import write_fp8
 from publisher.errors import FetchError
-from publisher.records.schemas import Checkpoint, Snapshot
+from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.verification import fp8_emulation as fp8base
 
 SIZES = {"vocab_size": 64, "hidden_size": 200, "intermediate_size": 300, "num_hidden_layers": 2, "head_dim": 50}

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from publisher.errors import ManifestError
-from publisher.manifest.schema import Manifest, load_manifest, parse_manifest, read_manifest
+from publisher.manifest.reading import load_manifest, parse_manifest, read_manifest
+from publisher.manifest.schema import Manifest
 from publisher.records.files import canonical_json
 
 ROOT = Path(__file__).parents[2]

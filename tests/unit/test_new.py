@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from publisher.errors import ExtractionError, FetchError, PublisherError
 from publisher.manifest.new import new_manifest
-from publisher.manifest.schema import Manifest, read_manifest
+from publisher.manifest.reading import read_manifest
+from publisher.manifest.schema import Manifest
 
 Shapes = dict[str, tuple[int, ...]]
 WEIGHTS: Shapes = {"model.layers.0.q_proj.weight": (8, 4), "model.layers.0.norm.weight": (4,), "lm_head.weight": (6, 4)}

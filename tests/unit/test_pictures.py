@@ -8,19 +8,9 @@ import pytest
 
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
-from publisher.records.schemas import (
-    Checkpoint,
-    Extraction,
-    FileDigest,
-    Fp8Verification,
-    KindAgreement,
-    ModuleExtraction,
-    Settings,
-    Tools,
-    Verification,
-    VerificationSet,
-    spectrum_places,
-)
+from publisher.records.checkpoint import Checkpoint, FileDigest
+from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools, spectrum_places
+from publisher.records.verification import Fp8Verification, KindAgreement, Verification, VerificationSet
 from publisher.release.charts import (
     Column,
     card_pictures,

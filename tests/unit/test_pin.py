@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from publisher.errors import HubError, ManifestError
 from publisher.manifest.pin import Pinned, pin
-from publisher.manifest.schema import load_manifest
+from publisher.manifest.reading import load_manifest
 
 ROOT = Path(__file__).parents[2]
 FULL = "c202236235762e1c871ad0ccb60c8ee5ba337b9a"

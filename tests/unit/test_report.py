@@ -3,7 +3,7 @@
 import re
 from html.parser import HTMLParser
 
-from publisher.records.schemas import Extraction
+from publisher.records.extraction import Extraction
 from publisher.release.dossier import Dossier, Part
 from publisher.release.report import render_report
 from tests.unit.test_pictures import a_set, agreement, extraction, module, verification

@@ -16,8 +16,9 @@ from publisher.adapters.exports.peft_files import PeftAdapter
 from publisher.errors import ExtractionError, listed
 from publisher.manifest.architectures import KNOWN
 from publisher.manifest.schema import Variant
+from publisher.records.checkpoint import FileDigest
+from publisher.records.extraction import ModuleExtraction
 from publisher.records.filenames import EXPORTS, GGUF
-from publisher.records.schemas import FileDigest, ModuleExtraction
 
 _Problems = Callable[[Path, PeftAdapter], Iterator[str]]
 

@@ -33,17 +33,11 @@ from publisher.extraction.structure import compared
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
+from publisher.records.checkpoint import FileDigest, Snapshot
+from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools
 from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
-from publisher.records.schemas import (
-    Extraction,
-    FileDigest,
-    ModuleExtraction,
-    Settings,
-    Snapshot,
-    Tools,
-)
 
 
 def extract(

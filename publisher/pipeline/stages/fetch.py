@@ -23,9 +23,10 @@ from publisher.engines.overlap import side_by_side
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference
+from publisher.records.checkpoint import Checkpoint, FileDigest, Snapshot
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.progress import Octets, Progress, silent
-from publisher.records.schemas import Checkpoint, FileDigest, Record, Snapshot
+from publisher.records.record import Record
 from publisher.records.sealed import read_sealed, write_sealed
 
 _SHA256_DIGITS = 64

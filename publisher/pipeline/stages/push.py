@@ -18,7 +18,7 @@ from publisher.hub import client as hub
 from publisher.hub.client import Destination, NewCommit
 from publisher.manifest.schema import Manifest
 from publisher.records.progress import Octets, Progress, silent
-from publisher.records.schemas import CommitPlan, PushOutcome, Result
+from publisher.records.publication import CommitPlan, PushOutcome, Result
 from publisher.release.commitplan import BRANCH, head_of, holds_bytes, plan_push
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost

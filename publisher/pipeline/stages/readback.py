@@ -20,10 +20,12 @@ from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination
 from publisher.manifest.schema import Manifest, Variant
+from publisher.records.checkpoint import FileDigest
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import EXTRACTION
 from publisher.records.files import sha256_of
 from publisher.records.progress import Progress
-from publisher.records.schemas import Extraction, FileDigest, ReadBack
+from publisher.records.publication import ReadBack
 
 _PACKAGES = str(Path(__file__).resolve().parents[3])  # where this package is, installed or not
 
@@ -145,7 +147,7 @@ def _require_none(problems: Sequence[str], published: Published) -> None:
 def _problems(request: Mapping[str, Any]) -> list[str]:
     """What keeps PEFT from loading the published adapter; runs in the other process."""
     from publisher.adapters.loading import Adapter, loading_problems, quiet
-    from publisher.records.schemas import ModuleExtraction
+    from publisher.records.extraction import ModuleExtraction
 
     adapter = Adapter(request["repo"], subfolder=request["subfolder"], revision=request["commit"])
     modules = [ModuleExtraction.model_validate(module) for module in request["modules"]]

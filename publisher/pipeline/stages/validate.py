@@ -39,10 +39,12 @@ from publisher.extraction.sidesjob import SidesJob
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
 from publisher.numerics import lora
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import ADAPTER, RESIDUAL
 from publisher.records.files import sha256_of
 from publisher.records.progress import Progress
-from publisher.records.schemas import ExactRecovery, Extraction, FunctionCheck, ModuleExtraction, Snapshot, Validation
+from publisher.records.validation import FunctionCheck, Validation
 
 MERGE_TOLERANCE = 1e-4  # of a share: sums in another order move what lies at the very edge of its interval
 CLAIM_TOLERANCE = 1e-3  # of a figure: sums in another order differ, another adapter differs far more

@@ -17,11 +17,13 @@ from publisher.checkpoints.weights import headers_of
 from publisher.engines import Engine, Machine
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Bounds, Variant, VerificationSettings
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, CONFIG, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
-from publisher.records.schemas import Extraction, Fp8Verification, Limits, Snapshot, Verification, VerificationSet
+from publisher.records.verification import Fp8Verification, Limits, Verification, VerificationSet
 from publisher.verification import answering
 from publisher.verification.answering import Answering, Asked, batches, fitting
 from publisher.verification.answers import Answer, Answers

@@ -1,0 +1,64 @@
+"""What each loader makes of an adapter."""
+
+from typing import Literal
+
+from publisher.records.record import Count, Each, Record
+
+LoaderName = Literal["PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX"]
+Basis = Literal["executed", "reader executed", "read"]
+FindingKind = Literal[
+    "missing module",
+    "missing tensor",
+    "other format",
+    "rank limit",
+    "refused field",
+    "refused tensor",
+    "silent no-op",
+    "unreadable",
+    "unsupported model",
+    "wrong scale",
+]
+
+
+class LoaderFinding(Record):
+    """What keeps a loader from using an adapter as it is meant.
+
+    Attributes:
+        kind: of what sort it is.
+        what: the same in words.
+        modules: how many modules or tensors it concerns; 0 where it is the adapter as a whole.
+        silent: the loader goes on without an error, at most with a line in a log.
+        remedy: what helps.
+    """
+
+    kind: FindingKind
+    what: str
+    modules: Count
+    silent: bool
+    remedy: str
+
+
+class LoaderVerdict(Record):
+    """Whether a loader takes an adapter.
+
+    Attributes:
+        loader: which.
+        version: whose rules were followed.
+        basis: `executed`: the loader was run, without weights of the base; `reader executed`: its reader of
+            adapter_config.json was, and the rest was read; `read`: its source was.
+        loads: `wrongly`: without an error, but not as it is meant; `not told`: nothing speaks against it, and the
+            rules that were read do not cover this model.
+        scale: of the modules; `none` where the loader does not come as far.
+        flags: what it takes to load it there.
+        findings: what speaks against it; none where it loads.
+        notes: when it would be otherwise.
+    """
+
+    loader: LoaderName
+    version: str
+    basis: Basis
+    loads: Literal["yes", "no", "wrongly", "not told"]
+    scale: Literal["right", "wrong", "none", "not told"]
+    flags: Each[str]
+    findings: Each[LoaderFinding]
+    notes: Each[str]

@@ -1,0 +1,40 @@
+"""What was seen when PEFT loaded the adapter on the base."""
+
+from typing import Literal
+
+from publisher.records.record import Count, Figure, Record
+
+
+class FunctionCheck(Record):
+    """Logits of base + adapter against source and base on fixed token ids.
+
+    Attributes:
+        dtype: dtype of the forward passes.
+        tokens: token ids per sequence and sequences: the logits compared are all of them.
+        distance: |logits(base + adapter) - logits(source)|, Frobenius.
+        base_distance: |logits(base) - logits(source)|, Frobenius.
+        ratio: distance / base_distance; 0 is perfect, 1 means the adapter changes nothing.
+        largest: largest absolute difference of one logit, base + adapter against source.
+    """
+
+    dtype: str
+    tokens: tuple[int, int]
+    distance: Figure
+    base_distance: Figure
+    ratio: Figure
+    largest: Figure
+
+
+class Validation(Record):
+    """What validation saw, and the versions of the packages that judged. Local: it is part of no artefact."""
+
+    path: str
+    modules: Count
+    tensors: Count
+    largest_claim_difference: Figure
+    function: FunctionCheck | None
+    function_skipped: str | None
+    packages: dict[str, str]
+
+
+Kind = Literal["noul", "choice", "score", "token"]
