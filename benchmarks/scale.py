@@ -38,8 +38,8 @@ from benchmarks.scale_units import Carrying, Seen, Watched, resident
 from publisher.checkpoints.weights import Sides, headers_of, opened, reader_of
 from publisher.engines import Engine, Job, engine_named
 from publisher.extraction.comparison import Comparing, Weighing
-from publisher.extraction.kept import Shelf
 from publisher.extraction.module import Extracting
+from publisher.extraction.module_cache import Shelf
 from publisher.hub.local import LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch

@@ -19,8 +19,8 @@ from publisher.checkpoints import fp8
 from publisher.checkpoints.rewrite import Replacement
 from publisher.checkpoints.tensors import Reader, Scale, TensorHeader, torch_dtype
 from publisher.errors import MergeError, listed
+from publisher.numerics.intervals import merged
 from publisher.numerics.lora import row_blocks
-from publisher.numerics.rounding import merged
 from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
 

@@ -18,7 +18,7 @@ from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
 from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_config, read_json
 from publisher.errors import FetchError, ValidationError
-from publisher.extraction.structure import Structure, structure_of
+from publisher.extraction.model_structure import Structure, structure_of
 from publisher.records.filenames import ADAPTER, CONFIG, EXPORTS, EXTRACTION
 
 _HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
