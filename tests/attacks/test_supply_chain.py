@@ -69,6 +69,11 @@ def commands(job: dict[str, Any]) -> list[str]:
     return [step["run"] for step in job["steps"] if "run" in step]
 
 
+def recipe(target: str) -> str:
+    """Return the lines that make runs for this target."""
+    return (ROOT / "Makefile").read_text(encoding="utf-8").split(f"\n{target}: ")[1].split("\n\n")[0]
+
+
 # --- locks --------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +201,18 @@ def test_every_action_is_pinned_by_its_commit(path: Path) -> None:
     used = [line.split("uses: ")[1] for line in path.read_text(encoding="utf-8").splitlines() if "uses: " in line]
     foreign = [action for action in used if not action.startswith("$/")]
     assert [action for action in foreign if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v[\d.]+", action)] == []
+
+
+def test_before_a_commit_the_tools_of_make_lint_run_and_nothing_is_fetched() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]
+    asked = [hook["entry"].split() for hook in hooks[0]["hooks"]]
+    assert {hook["language"] for hook in hooks[0]["hooks"]} == {"system"}
+    lint = re.findall(r"^\t\$\(BIN\)/(\S+)(?: (check|format))?", recipe("lint"), flags=re.MULTILINE)
+    python_tools = [
+        [f".venv/bin/{tool}", *filter(None, [verb])] for tool, verb in lint if tool not in {"zizmor", "actionlint"}
+    ]
+    assert [words[: len(expected)] for words, expected in zip(asked, python_tools, strict=True)] == python_tools
 
 
 def test_the_release_workflow_bears_the_name_of_its_file_and_the_documentation_says_so() -> None:
