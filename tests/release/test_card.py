@@ -39,17 +39,11 @@ from publisher.records.verification import Fp8Verification, Limits, Verification
 from publisher.release.card import (
     Evidence,
     check_card,
-    count,
-    extent,
-    figure,
-    grouped,
     load_evidence,
-    percent,
-    points,
     render_card,
-    size,
     stamp,
 )
+from publisher.release.filters import count, extent, figure, grouped, percent, points, size
 from publisher.verification.metrics import Pair, set_figures
 
 if TYPE_CHECKING:
