@@ -16,7 +16,7 @@ from publisher.audit.checks import UncheckedError, checked, needed, require_none
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
-from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_json
+from publisher.checkpoints.headers import TensorHeader, TensorReader, file_headers, read_json
 from publisher.errors import FetchError, ValidationError, shown
 from publisher.manifest.fields import TASK_TYPES
 from publisher.manifest.schema import Variant

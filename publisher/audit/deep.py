@@ -14,7 +14,7 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audit.adapter import Adapter
 from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.weights import headers_of, opened
+from publisher.checkpoints.snapshots import headers_of, opened
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local

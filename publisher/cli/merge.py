@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.adapters.merged import Parts, replacements
+from publisher.adapters.merging import Parts, replacements
 from publisher.checkpoints.downloads import fetch_companions
-from publisher.checkpoints.rewrite import Shard, planned
-from publisher.checkpoints.tensors import (
+from publisher.checkpoints.headers import (
     CONFIG,
     INDEX,
     TensorReader,
@@ -26,7 +25,8 @@ from publisher.checkpoints.tensors import (
     read_headers,
     read_json,
 )
-from publisher.checkpoints.weights import headers_of, reader_of
+from publisher.checkpoints.rewriting import Shard, planned
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import ManifestError, MergeError
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Variant

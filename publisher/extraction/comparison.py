@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from publisher.checkpoints import fp8
-from publisher.checkpoints.dequantised import steps
-from publisher.checkpoints.tensors import Reader, TensorHeader
-from publisher.checkpoints.weights import Sides, TensorPair, readers_of
+from publisher.checkpoints.fp8_reader import steps
+from publisher.checkpoints.headers import Reader, TensorHeader
+from publisher.checkpoints.snapshots import Sides, TensorPair, readers_of
 from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.carried import carried_modules, named_by, require_matches

@@ -19,11 +19,11 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned
-from publisher.checkpoints.tensorfile import Planned, write_tensors
-from publisher.checkpoints.tensors import Reader, TensorHeader, read_config, torch_dtype
-from publisher.checkpoints.weights import TensorPair, opened
+from publisher.checkpoints.headers import Reader, TensorHeader, read_config, torch_dtype
+from publisher.checkpoints.snapshots import TensorPair, opened
+from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.overlap import Behind
+from publisher.engines.io_threads import Behind
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, ranges
 from publisher.extraction.kept import Shelf, shelf

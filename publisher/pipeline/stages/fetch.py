@@ -8,7 +8,7 @@ lists. Shards that are missing or cut short are refused here, before any long wo
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from publisher.checkpoints.tensors import (
+from publisher.checkpoints.headers import (
     CONFIG,
     INDEX,
     SINGLE,
@@ -18,8 +18,8 @@ from publisher.checkpoints.tensors import (
     shards_of,
     weight_entry,
 )
-from publisher.checkpoints.weights import headers_of
-from publisher.engines.overlap import side_by_side
+from publisher.checkpoints.snapshots import headers_of
+from publisher.engines.io_threads import side_by_side
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.checkpoints.tensors import Reader, TensorHeader, TensorReader, file_headers, torch_dtype
+from publisher.checkpoints.headers import Reader, TensorHeader, TensorReader, file_headers, torch_dtype
 from publisher.records.filenames import ADAPTER
 
 

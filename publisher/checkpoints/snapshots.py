@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from publisher.border.safetensors_header import DTYPES, LENGTH_BYTES, Entry, header_length, parse_header
-from publisher.checkpoints.dequantised import Dequantising, dequantised, stored
-from publisher.checkpoints.tensors import (
+from publisher.checkpoints.fp8_reader import Dequantising, dequantised, stored
+from publisher.checkpoints.headers import (
     INDEX,
     Reader,
     TensorHeader,
