@@ -35,7 +35,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks import extraction, scale_page
 from benchmarks.capacity import RANK, WIDTH, Shape, factors_of
 from benchmarks.scale_units import Carrying, Seen, Watched, resident
-from publisher.checkpoints.snapshots import Sides, headers_of, opened, reader_of
+from publisher.checkpoints.pairs import Sides, opened
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.engines import Engine, Job, engine_named
 from publisher.extraction.comparison import Comparing, Weighing
 from publisher.extraction.kept import Shelf

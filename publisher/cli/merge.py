@@ -16,15 +16,9 @@ from pathlib import Path
 
 from publisher.adapters.merging import Parts, replacements
 from publisher.checkpoints.downloads import fetch_companions
-from publisher.checkpoints.headers import (
-    CONFIG,
-    INDEX,
-    TensorReader,
-    file_headers,
-    read_config,
-    read_headers,
-    read_json,
-)
+from publisher.checkpoints.files import CONFIG, INDEX, read_config, read_json
+from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.checkpoints.rewriting import Shard, planned
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import ManifestError, MergeError

@@ -16,8 +16,9 @@ import torch
 
 from publisher.checkpoints import fp8
 from publisher.checkpoints.fp8_reader import steps
-from publisher.checkpoints.headers import Reader, TensorHeader
-from publisher.checkpoints.snapshots import Sides, TensorPair, readers_of
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides, TensorPair, readers_of
+from publisher.checkpoints.reading import Reader
 from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.carried import carried_modules, named_by, require_matches

@@ -17,7 +17,7 @@ from torch import Tensor
 from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import residual_of
 from publisher.checkpoints import fp8, fp8_reader
-from publisher.checkpoints.snapshots import TensorPair, readers_of
+from publisher.checkpoints.pairs import TensorPair, readers_of
 from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.sidesjob import SidesJob

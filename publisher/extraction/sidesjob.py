@@ -1,4 +1,4 @@
-"""What all jobs on tensors of source and base share. Apart from `snapshots`, which headers alone need, without torch."""
+"""What all jobs on tensors of source and base share. Apart from `snapshots`, which is imported without torch."""
 
 from dataclasses import dataclass, replace
 from typing import Self

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from publisher.adapters.exports.peft_adapter import Factors, PeftAdapter
-from publisher.checkpoints.headers import TensorReader, file_headers, read_json
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import file_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.manifest.architectures import MLX_LM
 from publisher.records.filenames import MLX_ADAPTER, MLX_CONFIG

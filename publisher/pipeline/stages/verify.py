@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from publisher.checkpoints.headers import companions_digest
+from publisher.checkpoints.files import companions_digest
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine, Machine
 from publisher.errors import VerificationError, listed
