@@ -21,7 +21,8 @@ from publisher.checkpoints.pairs import TensorPair, readers_of
 from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.sidesjob import SidesJob
-from publisher.manifest.schema import AdapterSettings, Energy
+from publisher.manifest.fields import Energy
+from publisher.manifest.schema import AdapterSettings
 from publisher.numerics import lora
 from publisher.numerics.recovered import Told, recovered
 from publisher.records.extraction import ModuleExtraction, spectrum_places

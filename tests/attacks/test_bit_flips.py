@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.checkpoints.headers import read_headers
 from publisher.errors import FetchError, PublisherError
 from publisher.pipeline.run import Run, run

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import publisher
 from publisher.adapters.loading import configuration, empty_model
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.cli.loaders import judged

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.border.files import UnreadableError, entries, open_regular, read_regular, regular_files
 from publisher.border.json_text import parse_json
 from publisher.border.limits import LIMITS

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys

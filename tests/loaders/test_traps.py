@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from publisher.adapters.loading import quiet
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.validation import Validation
-from tests.compat.conftest import LINEAR, SUFFIXES, Made, Make
+from tests.loaders.conftest import LINEAR, SUFFIXES, Made, Make
 
 EVERY = ("PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
 

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from publisher import __version__
-from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.audit.meaning import compared, other_renderer
-from publisher.audit.versions import read_or_newer
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.meaning import compared, other_renderer
+from publisher.audits.versions import read_or_newer
 from publisher.border.files import entries, read_text
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path

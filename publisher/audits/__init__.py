@@ -11,10 +11,10 @@ is used, and only files of the names that this tool publishes are downloaded.
 from collections.abc import Iterator
 from pathlib import Path
 
-from publisher.audit.adapter import Adapter, adapter_checks
-from publisher.audit.deep import Bench, deep_checks
-from publisher.audit.evidence import evidence_checks
-from publisher.audit.release import Release, open_release, release_checks
+from publisher.audits.adapter import Adapter, adapter_checks
+from publisher.audits.deep import Bench, deep_checks
+from publisher.audits.evidence import evidence_checks
+from publisher.audits.release import Release, open_release, release_checks
 from publisher.records.audit import Audit, Check
 from publisher.records.progress import Progress
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from publisher import __version__
-from publisher.audit.checks import UncheckedError
+from publisher.audits.checks import UncheckedError
 from publisher.checkpoints.files import read_json
 from publisher.errors import AuditError, FetchError
 from publisher.records.files import canonical_json

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from publisher.adapters.loading import quiet
-from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
 from publisher.checkpoints.pairs import opened
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine

@@ -18,10 +18,10 @@ from publisher.adapters.exports import export_problems, missing_package, peft_ad
 from publisher.adapters.loading import Adapter as Loadable
 from publisher.adapters.loading import load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
-from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError, checked, needed, require_none
-from publisher.audit.meaning import other_renderer, picture_problems
-from publisher.audit.versions import read_or_newer, require_as_written
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.meaning import other_renderer, picture_problems
+from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
 from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
