@@ -31,6 +31,7 @@ from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.records.formats import percent
 from publisher.records.progress import Progress
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
@@ -238,4 +239,4 @@ def function(case: _Case) -> str:
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
         seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
-    return f"logits {seen.ratio:.2%} of the way from the source's to the base's"
+    return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

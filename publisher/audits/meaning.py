@@ -32,7 +32,7 @@ _ESCAPED: Final = re.compile(r"\\([!-/:-@\[-`{-~])")
 _TAG: Final = re.compile(r"<[A-Za-z/!?][^>]*>?")
 _SPAN: Final = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK: Final = re.compile(r"\]\s?\(\s*<?([^)\s>]*)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
-_UNIT: Final = re.compile(r"(\d) (?=[kMGT]?B\b)")
+_UNIT: Final = re.compile(r"(\d) (?=[kMGT]?B\b|%)")  # charts of before wrote `0.44 %`
 _BETWEEN: Final = re.compile(r"[\s|()\[\]`*~\"'\u2018\u2019\u201c\u201d]+")
 # numbers in words of the templates, which are no figures of a release
 _TERMS: Final = re.compile(r"\bbelow 99\.9%|\bfp(?:8|16|32)\b|\b99th\b", re.IGNORECASE)
