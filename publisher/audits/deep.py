@@ -14,7 +14,8 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.weights import headers_of, opened
+from publisher.checkpoints.pairs import opened
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from publisher.checkpoints.tensors import Reader
+from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted
 from publisher.records.extraction import ModuleExtraction
 

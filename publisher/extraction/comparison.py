@@ -15,9 +15,10 @@ from functools import partial
 import torch
 
 from publisher.checkpoints import fp8
-from publisher.checkpoints.dequantised import steps
-from publisher.checkpoints.tensors import Reader, TensorHeader
-from publisher.checkpoints.weights import Sides, TensorPair, readers_of
+from publisher.checkpoints.fp8_reader import steps
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides, TensorPair, readers_of
+from publisher.checkpoints.reading import Reader
 from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.modules_to_save import carried_modules, named_by, require_matches

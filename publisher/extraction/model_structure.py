@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from publisher.checkpoints.tensors import TensorHeader, read_config
-from publisher.checkpoints.weights import Sides
+from publisher.checkpoints.files import read_config
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, compare, shares, weighed

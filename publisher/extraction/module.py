@@ -16,8 +16,8 @@ from torch import Tensor
 
 from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import residual_of
-from publisher.checkpoints import dequantised, fp8
-from publisher.checkpoints.weights import TensorPair, readers_of
+from publisher.checkpoints import fp8, fp8_reader
+from publisher.checkpoints.pairs import TensorPair, readers_of
 from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.pair_job import PairJob
@@ -58,7 +58,7 @@ class Extracting(PairJob[TensorPair, Factors]):
         """With the steps of their stored values, of both sides together, where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
             source, base = (reader.read(pair.name) for reader in readers)
-            steps = fp8.combined(dequantised.steps(pair.name, reader) for reader in readers)
+            steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
 
         def finish(tell: Tell) -> Factors:
             return extract_module(

@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import Residual
-from publisher.checkpoints.tensorfile import Planned, write_tensors
+from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.errors import ExtractionError
 from publisher.records.extraction import ModuleExtraction
 from publisher.records.files import sha256_of

@@ -8,7 +8,7 @@ a tensor that the other lacks, or has in another shape, is refused here: the bas
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from publisher.checkpoints.tensors import TensorHeader
+from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ExtractionError, listed
 
 

@@ -1,9 +1,9 @@
-"""What all jobs on tensors of source and base share. Apart from `weights`, which headers alone need, without torch."""
+"""What all jobs on tensors of source and base share. Apart from `snapshots`, which is imported without torch."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from publisher.checkpoints.weights import elsewhere
+from publisher.checkpoints.snapshots import elsewhere
 from publisher.engines import Job, Result, Unit
 from publisher.records.checkpoint import Snapshot
 

@@ -31,8 +31,9 @@ from publisher.adapters.loading import (
 )
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
-from publisher.checkpoints.tensors import TensorHeader
-from publisher.checkpoints.weights import Sides, TensorPair, headers_of, opened, readers_of
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides, TensorPair, opened, readers_of
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Begin, Engine, Finish, Tell
 from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob

@@ -1,29 +1,18 @@
-"""The weights of a snapshot, wherever they are: in its folder, or on the Hub, read there by ranges and never stored.
+"""The weights of a checkpoint on the Hub, read there by ranges and never stored.
 
-The stages ask here for headers and tensors and need not know which it is. Of a streamed snapshot only config.json
-and the index are files on this machine; of its tensors there are those in work, and the few small ones that came
-along with the last. A file of weights whose header does not describe its bytes exactly is refused.
+Of a streamed snapshot only config.json and the index are files on this machine; of its tensors there are those in
+work, and the few small ones that came along with the last. A file of weights whose header does not describe its bytes
+exactly is refused.
 """
 
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from publisher.border.safetensors_header import DTYPES, LENGTH_BYTES, Entry, header_length, parse_header
-from publisher.checkpoints.dequantised import Dequantising, dequantised, stored
-from publisher.checkpoints.tensors import (
-    INDEX,
-    Reader,
-    TensorHeader,
-    TensorReader,
-    in_blocks,
-    read_config,
-    read_headers,
-    require_held,
-)
+from publisher.checkpoints.files import INDEX
+from publisher.checkpoints.headers import TensorHeader, require_held
+from publisher.checkpoints.reading import in_blocks
 from publisher.errors import FetchError
 from publisher.hub import client as hub
 from publisher.records.checkpoint import Checkpoint, FileDigest, Snapshot
@@ -33,130 +22,16 @@ if TYPE_CHECKING:
 
 WEIGHTS = ".safetensors"
 _AHEAD = 1 << 23  # bytes that small neighbours in a file may have together to come in one request
-
-
-def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
-    """Name, dtype, shape and the file's digest of every tensor, sorted by name; FP8 weights with scales dequantised.
-
-    Raises:
-        FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
-            weights that do not fit.
-        HubError: a streamed file cannot be read.
-    """
-    headers = _streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
-    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
-
-
-def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
-    digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
-    headers = read_headers(snapshot.folder)
-    return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
-
-
-@contextmanager
-def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
-    """What reads the snapshot's tensors; `headers` as from `headers_of`, of all of them or of some.
-
-    The headers may come from another machine. One that has not the snapshot's folder reads a checkpoint of the Hub
-    there.
-
-    Raises:
-        FetchError: a local checkpoint is not on this machine.
-    """
-    remote = _is_remote(snapshot)
-    files = {name: replace(header, file=snapshot.folder / header.file.name) for name, header in stored(headers).items()}
-    with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as reader:
-        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
-
-
-def _is_remote(snapshot: Snapshot) -> bool:
-    if snapshot.streamed or snapshot.folder.is_dir():
-        return snapshot.streamed
-    if snapshot.checkpoint.kind == "hub":
-        return True
-    raise not_here(snapshot)
-
-
-def not_here(snapshot: Snapshot) -> FetchError:
-    """A local checkpoint is not on this machine, which is one of several."""
-    return FetchError(
-        f"there is no {snapshot.folder} on {socket.gethostname()}",
-        expected="a local checkpoint at the same path on every machine of the cluster",
-        next_step="mount it there, or name a checkpoint of the Hub in the manifest",
-    )
-
-
-# --- source and base ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """Source and base, in this order, opened for reading.
-
-    Attributes:
-        snapshots: what they are.
-        headers: of all their tensors, as from `headers_of`.
-        readers: of their tensors.
-    """
-
-    snapshots: tuple[Snapshot, Snapshot]
-    headers: tuple[Mapping[str, TensorHeader], Mapping[str, TensorHeader]]
-    readers: tuple[Reader, Reader]
-
-    def pair(self, name: str) -> "TensorPair":
-        """The tensor that both have by this name."""
-        return TensorPair(name, *(headers[name] for headers in self.headers))
-
-
-@contextmanager
-def opened(source: Snapshot, base: Snapshot) -> Iterator[Sides]:
-    """Both checkpoints, with their headers read.
-
-    Raises:
-        FetchError, HubError: as `headers_of`.
-    """
-    snapshots, headers = (source, base), (headers_of(source), headers_of(base))
-    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
-        yield Sides(snapshots, headers, (sources, bases))
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPair:
-    """The tensor of one name on both sides, with what it takes to read it on any machine."""
-
-    name: str
-    source: TensorHeader
-    base: TensorHeader
-
-    @property
-    def size(self) -> int:
-        """Bytes of the larger one, as stored."""
-        return max(header.stop - header.start for header in (self.source, self.base))
-
-
-@contextmanager
-def readers_of(snapshots: tuple[Snapshot, Snapshot], pairs: Sequence[TensorPair]) -> Iterator[tuple[Reader, Reader]]:
-    """Readers of source and base, for these tensors."""
-    source, base = snapshots
-    with (
-        reader_of(source, {pair.name: pair.source for pair in pairs}) as sources,
-        reader_of(base, {pair.name: pair.base for pair in pairs}) as bases,
-    ):
-        yield sources, bases
-
-
-def elsewhere(snapshot: Snapshot) -> Snapshot:
-    """As another process may look for it, which works in another folder."""
-    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})
-
-
-# --- headers by ranges --------------------------------------------------------------------------------------
-
-
 _known: dict[str, dict[str, Entry]] = {}  # by the file's digest: a file that both repositories have is asked for once
 
 
-def _streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
+def streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    """Return the header of every tensor of a streamed snapshot, sorted by name.
+
+    Raises:
+        FetchError: a damaged file, no tensors, or one that the index names and no shard holds.
+        HubError: a file cannot be read.
+    """
     files = [file for file in snapshot.checkpoint.files if file.name.endswith(WEIGHTS)]
     shards = {file.name: _file_headers(snapshot, file) for file in files}
     if any(file.name == INDEX for file in snapshot.checkpoint.files):
@@ -199,9 +74,6 @@ def _damaged(snapshot: Snapshot, file: FileDigest, why: str) -> FetchError:
         expected="a file as long as its header says",
         next_step="name a commit whose weights are whole",
     )
-
-
-# --- tensors by ranges --------------------------------------------------------------------------------------
 
 
 class StreamReader:

@@ -27,9 +27,9 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from publisher.engines import Job, Machine, Result, Tell, Unit, this_machine
-from publisher.engines.failures import Failures, reason_of
-from publisher.engines.ray_crews import Actors, Crew, Needs, Reference, Tasks
+from publisher.engines.ray_pools import Actors, Crew, Needs, Reference, Tasks
 from publisher.engines.ray_worker import Setting, differences, look_at
+from publisher.engines.retries import Failures, reason_of
 from publisher.errors import EngineError, ManifestError
 
 _HAS_TOKEN = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from publisher.checkpoints.tensorfile import Planned, write_tensors
+from publisher.checkpoints.writing import Planned, write_tensors
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(lambda n: n != "__metadata__")

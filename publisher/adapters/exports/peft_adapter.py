@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.checkpoints.tensors import Reader, TensorHeader, TensorReader, file_headers, torch_dtype
+from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.headers import TensorHeader, file_headers
+from publisher.checkpoints.reading import Reader, TensorReader
 from publisher.records.filenames import ADAPTER
 
 

@@ -16,8 +16,10 @@ import torch
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.checkpoints import fp8
-from publisher.checkpoints.rewrite import Replacement
-from publisher.checkpoints.tensors import Reader, Scale, TensorHeader, torch_dtype
+from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.reading import Reader
+from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.intervals import merged
 from publisher.numerics.lora import row_blocks

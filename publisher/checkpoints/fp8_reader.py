@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from publisher.checkpoints.tensors import CONFIG, Reader, Scale, TensorHeader, in_blocks
+from publisher.checkpoints.files import CONFIG
+from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.reading import Reader, in_blocks
 from publisher.errors import FetchError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.engines.failures import TRIES, Failures
-from publisher.engines.on_ray import _rounded
+from publisher.engines.ray_engine import _rounded
+from publisher.engines.retries import TRIES, Failures
 from publisher.errors import EngineError, FetchError, HubError, NoRoomError, PublisherError, VerificationError
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from publisher.engines.overlap import Behind, ahead, side_by_side
+from publisher.engines.io_threads import Behind, ahead, side_by_side
 
 
 def test_items_come_in_order_each_with_what_was_loaded_of_it() -> None:
