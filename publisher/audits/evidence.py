@@ -31,7 +31,7 @@ from publisher.errors import AuditError, MissingRevisionError, ValidationError, 
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
@@ -175,7 +175,7 @@ def figures(adapter: Adapter) -> str:
 
 
 def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
         yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
     ratio = module.fit_error / module.expected_error if module.expected_error else None

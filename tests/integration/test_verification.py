@@ -26,7 +26,7 @@ from publisher.cli.demo.fp8 import write_fp8
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, PushError, VerificationError
 from publisher.manifest.reading import load_manifest
-from publisher.numerics.lora import seeded
+from publisher.numerics.randomness import seeded
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.verify import Inputs, verify

@@ -37,7 +37,7 @@ from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.checkpoint import FileDigest, Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools
+from publisher.records.extraction import Extraction, ModuleExtraction, ModuleFigures, Settings, Tools
 from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
@@ -135,7 +135,7 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 
 def _finished(
     pairs: Sequence[TensorPair], job: Extracting, *, engine: Engine, kept: Shelf, progress: Progress
-) -> tuple[ModuleExtraction, ...]:
+) -> tuple[ModuleFigures, ...]:
     """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
 
     While the next modules are computed, the one before is written.
@@ -176,12 +176,12 @@ def _arithmetic_key(variant: Variant, snapshots: tuple[Snapshot, Snapshot], *, m
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, digits])
 
 
-def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+def _require_signal(modules: Sequence[ModuleFigures]) -> None:
     silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
-            expected="singular values above the noise edge",
+            expected="singular values above the spectral noise threshold",
             next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
         )
 
@@ -190,7 +190,7 @@ def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
 
 
 def _assemble(
-    modules: Sequence[ModuleExtraction],
+    figures: Sequence[ModuleFigures],
     variant: Variant,
     *,
     seen: Comparison,
@@ -199,16 +199,22 @@ def _assemble(
     staged: Path,
     write: Callable[[Path, Sequence[ModuleExtraction]], None],
 ) -> Extraction:
-    rank = max(module.rank for module in modules)
+    rank = max(found.rank for found in figures)
     uniform = variant.adapter.layout == "uniform"
-    modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
-    figures = tuple(oriented(module, seen.transposed) for module in modules)
+    modules = tuple(
+        ModuleExtraction.of(
+            found,
+            alpha=rank if uniform else found.rank,
+            transposed=f"{found.name}.weight" in seen.transposed,
+        )
+        for found in figures
+    )
     source, base = (snapshot.checkpoint for snapshot in snapshots)
-    config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
+    config = adapter_config(variant, modules, rank=rank, base=base, carried=seen.carried)
     write_text(staged / CONFIG, canonical_json(config))
-    write(staged, figures)
+    write(staged, modules)
     residual = staged / RESIDUAL
-    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots[1].folder))
+    exports = write_exports(variant, modules, folder=staged, config=read_config(snapshots[1].folder))
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -217,14 +223,14 @@ def _assemble(
         settings=_settings(variant),
         tools=tools,
         summary=summarise(
-            figures,
+            modules,
             seen,
             adapter=FileDigest.of(staged / ADAPTER),
             config=FileDigest.of(staged / CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
             exports=exports,
         ),
-        modules=figures,
+        modules=modules,
     )
     extraction.write(staged / EXTRACTION)
     return extraction
@@ -248,13 +254,6 @@ def _write(
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
         write_tensors(staged / RESIDUAL, planned(modules, kept.residual, dtype=dtype))
-
-
-def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
-    """The module with its orientation stated, if its weight is among those stored as (in, out)."""
-    if f"{module.name}.weight" not in transposed:
-        return module
-    return module.model_copy(update={"transposed": True})
 
 
 def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:

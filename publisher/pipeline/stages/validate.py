@@ -39,7 +39,8 @@ from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.merge_quality import merge_quality
+from publisher.numerics.randomness import seeded
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import ADAPTER, RESIDUAL
@@ -260,7 +261,7 @@ def _checked(claim: Claim, base: torch.Tensor, *, source: torch.Tensor) -> _Chec
         problems += _merge_problems(
             module.name, module.recovery, (base, source), factors=(b, a), residual=claim.residual
         )
-    found = lora.merge_quality(base, source, b=b, a=a)
+    found = merge_quality(base=base, tuned=source, b=b, a=a)
     exact = found.exact_elements / math.prod(module.shape)
     differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
     if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
@@ -358,7 +359,7 @@ def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, releas
 
 def _token_ids(config: Any) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
-    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=lora.seeded("tokens", torch.device("cpu")))
+    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=seeded("tokens", torch.device("cpu")))
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
