@@ -38,7 +38,7 @@ from publisher.records.filenames import ADAPTER, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, flush, no_room, room_in, sha256_of, write_text
 from publisher.records.merged import Merged
 from publisher.records.progress import Progress
-from publisher.release.card import load_extraction
+from publisher.release.evidence import load_extraction
 
 _NOT_COPIED = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".ckpt"})
 _CARD = "README.md"  # says what the base is, which this is not
