@@ -37,7 +37,7 @@ from publisher.records.verification import Verification
 from publisher.release.card import card_files, load_evidence, other_pictures
 from publisher.release.commitplan import dry_plan, staged_files
 from publisher.release.signing import Means, is_signed, require_means, sign_release
-from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.request_files import RequestFile, read_request_file
 
 if TYPE_CHECKING:
     from publisher.engines import Engine
@@ -514,7 +514,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
+        inputs=Inputs(
+            base=pair.base,
+            tuned=pair.source,
+            fp8=pair.fp8,
+            request_files=place.requests,
+            model_gpus=options.model_gpus,
+        ),
         staged=place.staged,
         work=place.work(""),
         engine=engine,
@@ -530,7 +536,7 @@ def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     if settings is None:
         return ()
     return tuple(
-        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        read_request_file(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
         for one in settings.sets
     )
 

@@ -50,7 +50,7 @@ from publisher.release.card import (
     size,
     stamp,
 )
-from publisher.verification.metrics import Pair, set_figures
+from publisher.verification.metrics import AnswerPair, set_metrics
 
 if TYPE_CHECKING:
     from publisher.records.record import Record
@@ -225,9 +225,9 @@ def answered(name: str, questions: int, *, flips: int) -> VerificationSet:
         flip, kind = index < flips, ("noul", "choice")[index % 2]
         one, other = (no, -no) if flip else (yes, yes + np.array([0.001 * (index % 7), 0.0]))
         facts: dict[str, Any] = {"kind": kind, "benchmark": "ab"[index % 2], "gold": int(index % 3 > 0)}
-        pairs.append(Pair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
-    lost = Pair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
-    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
+        pairs.append(AnswerPair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
+    lost = AnswerPair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
+    return set_metrics(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
 
 
 def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
