@@ -14,14 +14,15 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.weights import headers_of, opened
+from publisher.checkpoints.pairs import opened
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
 from publisher.extraction.comparison import Comparison
+from publisher.extraction.model_structure import compared
 from publisher.extraction.module import Extracting
-from publisher.extraction.structure import compared
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here

@@ -24,8 +24,9 @@ from publisher.audits.meaning import chart_problems, other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
-from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.tensors import TensorReader, read_json
+from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub

@@ -17,7 +17,7 @@ from publisher.border.files import entries, read_text
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.tensors import read_json
+from publisher.checkpoints.files import read_json
 from publisher.errors import (
     AuditError,
     FetchError,

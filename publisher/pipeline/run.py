@@ -38,7 +38,7 @@ from publisher.release.card import card_files, stale_charts
 from publisher.release.commitplan import dry_plan, staged_files
 from publisher.release.evidence import load_evidence
 from publisher.release.signing import Means, is_signed, require_means, sign_release
-from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.request_files import RequestFile, read_request_file
 
 if TYPE_CHECKING:
     from publisher.engines import Engine
@@ -515,7 +515,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
+        inputs=Inputs(
+            base=pair.base,
+            tuned=pair.source,
+            fp8=pair.fp8,
+            request_files=place.requests,
+            model_gpus=options.model_gpus,
+        ),
         staged=place.staged,
         work=place.work(""),
         engine=engine,
@@ -531,7 +537,7 @@ def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     if settings is None:
         return ()
     return tuple(
-        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        read_request_file(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
         for one in settings.sets
     )
 
@@ -556,7 +562,7 @@ def _verification_key(place: _Place, progress: Progress) -> str:
 
 
 def _companions(folder: Path) -> str:
-    from publisher.checkpoints.tensors import checkpoint_files, companions_digest
+    from publisher.checkpoints.files import checkpoint_files, companions_digest
 
     return companions_digest(folder, checkpoint_files(folder))
 

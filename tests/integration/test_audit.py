@@ -33,7 +33,7 @@ from publisher.records.progress import silent
 from publisher.records.verification import Verification
 from publisher.release.card import card_files, stale_charts
 from publisher.release.evidence import load_evidence
-from publisher.verification.metrics import Pair, set_figures
+from publisher.verification.metrics import AnswerPair, set_metrics
 
 WEIGHTS, CONFIG, EVIDENCE = "adapter_model.safetensors", "adapter_config.json", "extraction.json"
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -353,7 +353,7 @@ def verification_of_another_adapter(folder: Path) -> None:
 
 def verification_with_a_better_figure(folder: Path) -> None:
     logits, file = np.array([0.0, 1.0]), FileDigest(name="two.jsonl", size=1, sha256="0" * 64)
-    pairs = [Pair("a", "q", "noul", "", logits, logits), Pair("b", "q", "noul", "", logits, -logits)]
+    pairs = [AnswerPair("a", "q", "noul", "", logits, logits), AnswerPair("b", "q", "noul", "", logits, -logits)]
     made = Verification(
         path="/",
         adapter_sha256=sha256_of(folder / "adapter_model.safetensors"),
@@ -361,7 +361,7 @@ def verification_with_a_better_figure(folder: Path) -> None:
         device="cpu",
         dtype="bfloat16",
         packages={},
-        sets=(set_figures("Two", pairs, file=file).model_copy(update={"answers_changed_share": 0.0}),),
+        sets=(set_metrics("Two", pairs, file=file).model_copy(update={"answers_changed_share": 0.0}),),
     )
     ask_for_a_verification(folder)
     made.write(folder / "verification.json")

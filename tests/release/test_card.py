@@ -39,12 +39,12 @@ from publisher.records.verification import Fp8Verification, Limits, Verification
 from publisher.release.card import check_card, render_card, stamp
 from publisher.release.evidence import VariantEvidence, load_evidence
 from publisher.release.filters import count, extent, figure, grouped, percent, points, size
-from publisher.verification.metrics import Pair, set_figures
+from publisher.verification.metrics import AnswerPair, set_metrics
 
 if TYPE_CHECKING:
     from publisher.records.record import Record
 
-MANIFESTS = packaged_folder("manifests")
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -214,9 +214,9 @@ def answered(name: str, questions: int, *, flips: int) -> VerificationSet:
         flip, kind = index < flips, ("noul", "choice")[index % 2]
         one, other = (no, -no) if flip else (yes, yes + np.array([0.001 * (index % 7), 0.0]))
         facts: dict[str, Any] = {"kind": kind, "benchmark": "ab"[index % 2], "gold": int(index % 3 > 0)}
-        pairs.append(Pair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
-    lost = Pair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
-    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
+        pairs.append(AnswerPair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
+    lost = AnswerPair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
+    return set_metrics(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
 
 
 def clef() -> tuple[Manifest, tuple[VariantEvidence, ...]]:
