@@ -224,7 +224,8 @@ def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
     largest = max((extent for shape in shapes for extent in shape), default=0)
     if rank > max(largest, _DEFAULT_RANK):
         raise ValidationError(
-            f"{ADAPTER_CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or columns",
+            f"{ADAPTER_CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or "
+            "columns",
             expected="the ranks of the tensors",
         )
 
