@@ -39,8 +39,8 @@ from publisher.checkpoints.pairs import Sides, opened
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.engines import Engine, Job, engine_named
 from publisher.extraction.comparison import Comparing, Weighing
-from publisher.extraction.kept import Shelf
 from publisher.extraction.module import Extracting
+from publisher.extraction.module_cache import Shelf
 from publisher.hub.local import LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch

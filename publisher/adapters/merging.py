@@ -21,8 +21,8 @@ from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
+from publisher.numerics.intervals import merged
 from publisher.numerics.lora import row_blocks
-from publisher.numerics.rounding import merged
 from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
 

@@ -21,8 +21,8 @@ from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
 from publisher.extraction.comparison import Comparison
+from publisher.extraction.model_structure import compared
 from publisher.extraction.module import Extracting
-from publisher.extraction.structure import compared
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here

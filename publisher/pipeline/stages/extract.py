@@ -28,11 +28,11 @@ from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
 from publisher.engines.io_threads import Behind
 from publisher.errors import ExtractionError, counted, listed
+from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
-from publisher.extraction.kept import Shelf, shelf
-from publisher.extraction.kinship import require_kin, require_low_rank
+from publisher.extraction.model_structure import compared
 from publisher.extraction.module import DTYPES, Extracting
-from publisher.extraction.structure import compared
+from publisher.extraction.module_cache import Shelf, shelf
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance

@@ -9,7 +9,7 @@ from publisher.records.checkpoint import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class SidesJob(Job[Unit, Result]):
+class PairJob(Job[Unit, Result]):
     """A job that reads tensors of source and base, wherever it is done."""
 
     snapshots: tuple[Snapshot, Snapshot]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from publisher.numerics import lora
-from publisher.numerics.exact import BUDGET, Recovery, recover
-from publisher.numerics.rounding import ARITHMETICS, Arithmetic, intervals, merged
+from publisher.numerics.interval_fit import BUDGET, Recovery, recover
+from publisher.numerics.intervals import ARITHMETICS, Arithmetic, intervals, merged
 from publisher.records.extraction import PLATEAU, ExactRecovery
 
 TOLD_APART = 1.02  # what the residuals of the two arithmetics must be apart by

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from publisher.numerics.rounding import ARITHMETICS, Arithmetic, intervals, merged
+from publisher.numerics.intervals import ARITHMETICS, Arithmetic, intervals, merged
 
 DTYPES = [torch.bfloat16, torch.float16]
 SPECIAL = {

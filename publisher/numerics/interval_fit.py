@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from publisher.numerics.intervals import Intervals
 from publisher.numerics.lora import short_dtype
-from publisher.numerics.rounding import Intervals
 
 BUDGET = 48  # iterations at most
 RISING = 24  # during which p rises

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from publisher.numerics import exact, lora
-from publisher.numerics.exact import BUDGET, RISING, inside_share, recover
-from publisher.numerics.rounding import Intervals, intervals, merged
+from publisher.numerics import interval_fit, lora
+from publisher.numerics.interval_fit import BUDGET, RISING, inside_share, recover
+from publisher.numerics.intervals import Intervals, intervals, merged
 
 RANK = 16
 
@@ -117,14 +117,14 @@ def test_no_step_raises_the_violation_of_a_row(seed: int) -> None:
     base, source, _ = _pair(rms=1e-2)
     goal, generator = intervals(base, source, "one rounding"), torch.Generator().manual_seed(seed)
     b, a = torch.randn(256, RANK, generator=generator) / 100, torch.randn(RANK, 320, generator=generator) / 100
-    asked = exact._Scale.of(goal, rank=RANK).asked(20)
-    left, right = exact._side(b, columns=320), exact._side(a.T.contiguous(), columns=256)
+    asked = interval_fit._Scale.of(goal, rank=RANK).asked(20)
+    left, right = interval_fit._side(b, columns=320), interval_fit._side(a.T.contiguous(), columns=256)
 
     def violation(factor: Tensor) -> Tensor:
         half = goal.half.clamp_min(asked.scale.narrowest) * asked.margin
         place = (factor @ a - goal.centre) / half
-        return exact._violation(place, asked.weights(half).sqrt() * half)
+        return interval_fit._violation(place, asked.weights(half).sqrt() * half)
 
-    after, _ = exact._improved(goal, left, fixed=right, asked=asked)
+    after, _ = interval_fit._improved(goal, left, fixed=right, asked=asked)
     assert bool((violation(after.factor) <= violation(b) * (1 + 1e-4)).all())
     assert math.isfinite(float(after.factor.norm()))
