@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from publisher.checkpoints.downloads import brought_here
-from publisher.checkpoints.snapshots import elsewhere
+from publisher.checkpoints.snapshots import absolute
 from publisher.engines import Begin, Job
 from publisher.manifest.schema import Variant, VerificationSettings
 from publisher.records.filenames import ADAPTER, CONFIG
@@ -74,7 +74,7 @@ class Answering(Job[Asked, list[list[Answer]]]):
         """With absolute paths, and the adapter itself."""
         adapter = self.model.adapter
         sent = {name: (adapter / name).read_bytes() for name in (CONFIG, ADAPTER)} if adapter else {}
-        return replace(self, model=self.model.mapped(elsewhere), sent=sent)
+        return replace(self, model=self.model.mapped(absolute), sent=sent)
 
     def packed_unit(self, unit: Asked) -> Asked:
         """With its images."""
