@@ -16,7 +16,9 @@ from publisher.audits.checks import UncheckedError, checked, needed, require_non
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
-from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_json
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import TensorHeader, file_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError, ValidationError, shown
 from publisher.manifest.fields import TASK_TYPES
 from publisher.manifest.schema import Variant

@@ -14,14 +14,15 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.weights import headers_of, opened
+from publisher.checkpoints.pairs import opened
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
 from publisher.extraction.comparison import Comparison
+from publisher.extraction.model_structure import compared
 from publisher.extraction.module import Extracting
-from publisher.extraction.structure import compared
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
@@ -30,6 +31,7 @@ from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.records.formats import percent
 from publisher.records.progress import Progress
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
@@ -237,4 +239,4 @@ def function(case: _Case) -> str:
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
         seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
-    return f"logits {seen.ratio:.2%} of the way from the source's to the base's"
+    return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -20,12 +20,13 @@ from publisher.adapters.loading import load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.audits.meaning import other_renderer, picture_problems
+from publisher.audits.meaning import chart_problems, other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
-from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.tensors import TensorReader, read_json
+from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
@@ -35,11 +36,11 @@ from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
-from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXTRACTION, MANIFEST, PICTURES, VERIFICATION
+from publisher.records.filenames import ADAPTER, CARD, CHARTS, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.verification import Verification
-from publisher.release.card import load_extraction, load_verification
-from publisher.release.charts import card_pictures
+from publisher.release.charts import card_charts
+from publisher.release.evidence import load_extraction, load_verification
 from publisher.verification.metrics import inconsistencies
 
 _ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
@@ -57,7 +58,7 @@ def evidence_checks(adapter: Adapter) -> Iterator[Check]:
         "figures": figures,
         "singular values": singular_values,
         "verification": verification,
-        "pictures": pictures,
+        "charts": charts,
         "source": partial(checkpoint, side="source"),
         "base": partial(checkpoint, side="base"),
         "loading": loading,
@@ -232,16 +233,16 @@ def _verification(variant: Variant, extraction: Extraction, file: Path) -> Verif
     return load_verification(variant, extraction, file=file)
 
 
-def pictures(adapter: Adapter) -> str:
-    """The card's pictures are what extraction.json gives, byte for byte.
+def charts(adapter: Adapter) -> str:
+    """The card's charts are what extraction.json gives, byte for byte.
 
     Raises:
         UncheckedError: another version drew them, and their numbers are those of this version's.
     """
-    wanted = card_pictures(_recorded(adapter))
-    there = {name: adapter.folder / name for name in PICTURES if (adapter.folder / name).is_file()}
+    wanted = card_charts(_recorded(adapter))
+    there = {name: adapter.folder / name for name in CHARTS if (adapter.folder / name).is_file()}
     if not there:
-        raise UncheckedError(f"there is none of {', '.join(PICTURES)}")
+        raise UncheckedError(f"there is none of {', '.join(CHARTS)}")
     other = {name: path for name, path in there.items() if not _is_drawn(path, wanted.get(name))}
     lost = [name for name in wanted if name not in there]
     drawn_by = _other_renderer(adapter) if other or lost else ""
@@ -258,16 +259,16 @@ def pictures(adapter: Adapter) -> str:
 
 
 def _is_drawn(path: Path, wanted: str | None) -> bool:
-    """Whether the file holds just this text; no more than a picture's size is read."""
+    """Whether the file holds just this text; no more than a chart's size is read."""
     return wanted is not None and path.stat().st_size == len(wanted.encode()) and path.read_bytes() == wanted.encode()
 
 
 def _amiss(path: Path, wanted: str | None) -> list[str]:
     if wanted is None:
-        return [f"{EXTRACTION} gives no such picture"]
+        return [f"{EXTRACTION} gives no such chart"]
     if path.stat().st_size > LIMITS.text_bytes:
         return [f"it has {path.stat().st_size} bytes; expected at most {LIMITS.text_bytes}"]
-    return picture_problems(read_text(path), wanted)
+    return chart_problems(read_text(path), wanted)
 
 
 def _other_renderer(adapter: Adapter) -> str:

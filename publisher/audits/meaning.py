@@ -32,7 +32,7 @@ _ESCAPED: Final = re.compile(r"\\([!-/:-@\[-`{-~])")
 _TAG: Final = re.compile(r"<[A-Za-z/!?][^>]*>?")
 _SPAN: Final = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK: Final = re.compile(r"\]\s?\(\s*<?([^)\s>]*)|^\s*\[[^\]]+\]:\s*<?([^\s>]+)")
-_UNIT: Final = re.compile(r"(\d) (?=[kMGT]?B\b)")
+_UNIT: Final = re.compile(r"(\d) (?=[kMGT]?B\b|%)")  # charts of before wrote `0.44 %`
 _BETWEEN: Final = re.compile(r"[\s|()\[\]`*~\"'\u2018\u2019\u201c\u201d]+")
 # numbers in words of the templates, which are no figures of a release
 _TERMS: Final = re.compile(r"\bbelow 99\.9%|\bfp(?:8|16|32)\b|\b99th\b", re.IGNORECASE)
@@ -437,7 +437,7 @@ def _other_code(there: _Card, here: _Card) -> Iterator[str]:
             yield from (span for span in _SPAN.findall(line) if " " in span.strip() and span not in spans)
 
 
-# --- pictures -----------------------------------------------------------------------------------------------
+# --- charts -----------------------------------------------------------------------------------------------
 
 _ACTIVE: Final = re.compile(
     r"<\s*(script|foreignObject|image|a|use|iframe|animate|set)\b|href|\bon\w+\s*=|<!|url\s*\(|@import", re.IGNORECASE
@@ -446,15 +446,15 @@ _STYLE: Final = re.compile(r"<style>[^<]*</style>")
 _LABEL: Final = re.compile(r">([^<]*)")
 
 
-def picture_problems(picture: str, expected: str) -> list[str]:
+def chart_problems(chart: str, expected: str) -> list[str]:
     """Return what an SVG file of another version says that this version's does not: numbers, or anything active."""
-    active = _ACTIVE.search(picture)
+    active = _ACTIVE.search(chart)
     if active:
-        return [f"it holds {active[0]}, which no picture of this tool does"]
-    there, here = (Counter(_numbers(text)) for text in (picture, expected))
+        return [f"it holds {active[0]}, which no chart of this tool does"]
+    there, here = (Counter(_numbers(text)) for text in (chart, expected))
     return [f"{number} follows from no artefact" for number in there - here]
 
 
-def _numbers(picture: str) -> Iterator[str]:
-    for label in _LABEL.findall(_STYLE.sub("", picture)):
+def _numbers(chart: str) -> Iterator[str]:
+    for label in _LABEL.findall(_STYLE.sub("", chart)):
         yield from _facts(html.unescape(label))

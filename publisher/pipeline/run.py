@@ -34,10 +34,11 @@ from publisher.records.provenance import code_digest
 from publisher.records.publication import CommitPlan, PushOutcome, Signing
 from publisher.records.validation import Validation
 from publisher.records.verification import Verification
-from publisher.release.card import card_files, load_evidence, other_pictures
+from publisher.release.card import card_files, stale_charts
 from publisher.release.commitplan import dry_plan, staged_files
+from publisher.release.evidence import load_evidence
 from publisher.release.signing import Means, is_signed, require_means, sign_release
-from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.request_files import RequestFile, read_request_file
 
 if TYPE_CHECKING:
     from publisher.engines import Engine
@@ -514,7 +515,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
+        inputs=Inputs(
+            base=pair.base,
+            tuned=pair.source,
+            fp8=pair.fp8,
+            request_files=place.requests,
+            model_gpus=options.model_gpus,
+        ),
         staged=place.staged,
         work=place.work(""),
         engine=engine,
@@ -530,7 +537,7 @@ def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     if settings is None:
         return ()
     return tuple(
-        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        read_request_file(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
         for one in settings.sets
     )
 
@@ -555,7 +562,7 @@ def _verification_key(place: _Place, progress: Progress) -> str:
 
 
 def _companions(folder: Path) -> str:
-    from publisher.checkpoints.tensors import checkpoint_files, companions_digest
+    from publisher.checkpoints.files import checkpoint_files, companions_digest
 
     return companions_digest(folder, checkpoint_files(folder))
 
@@ -582,15 +589,15 @@ def _verification_lapse(place: _Place, progress: Progress) -> str:
 
 
 def rendered_card(manifest: Manifest, options: Run) -> dict[str, str]:
-    """README.md and its pictures from the JSON artefacts alone, by path in the release."""
+    """README.md and its charts from the JSON artefacts alone, by path in the release."""
     return card_files(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
 
 
 def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
-    """Write README.md, its pictures and the manifest's copy; whether the card changed."""
+    """Write README.md, its charts and the manifest's copy; whether the card changed."""
     progress("rendering the card")
     files, readme = rendered_card(manifest, options), options.staged / CARD
-    stale = other_pictures(manifest, files, options.staged)
+    stale = stale_charts(manifest, files, options.staged)
     changed = bool(stale) or not readme.is_file() or readme.read_bytes() != files[CARD].encode()
     for path in stale:
         (options.staged / path).unlink(missing_ok=True)
@@ -651,7 +658,7 @@ def _require_fresh(manifest: Manifest, options: Run) -> None:
     files = rendered_card(manifest, options)
     wanted = {**files, MANIFEST: options.manifest_file.read_text(encoding="utf-8")}
     stale = [name for name, text in wanted.items() if not _holds_text(options.staged / name, text)]
-    stale += other_pictures(manifest, files, options.staged)
+    stale += stale_charts(manifest, files, options.staged)
     if stale:
         raise PushError(
             f"{options.staged / stale[0]} is stale", next_step=f"publish card --manifest {options.manifest_file}"

@@ -27,7 +27,7 @@ from publisher.records.verification import Verification
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
-PICTURES = ("errors.svg", "spectrum.svg")
+CHARTS = ("errors.svg", "spectrum.svg")
 PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json", "verification.json")
 BOTH = ("extract", "validate")
 ALL = (*BOTH, "verify")
@@ -69,7 +69,7 @@ def edit_manifest(change: str, to: str) -> None:
 
 
 def test_the_staged_tree_is_the_release_and_nothing_else(demo_run: Path) -> None:
-    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *PICTURES)}
+    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *CHARTS)}
     assert content(demo_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
     assert (demo_run / STAGED / "manifest.yaml").read_bytes() == (packaged_folder("manifests") / MANIFEST).read_bytes()
 
@@ -440,7 +440,7 @@ def test_without_a_hub_one_sentence_says_so_and_what_to_do(tmp_path: Path) -> No
         port = closed.getsockname()[1]  # bound and not listening: nobody answers
         answer = publish(
             "--manifest",
-            str(packaged_folder("manifests") / "clef.yaml"),
+            str(ROOT / "manifests/clef.yaml"),
             "--dry-run",
             cwd=tmp_path,
             HF_ENDPOINT=f"http://127.0.0.1:{port}",
@@ -480,7 +480,7 @@ def imported(*arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", *map(str, sorted(packaged_folder("manifests").glob("*.yaml")))]],
+    [["--help"], ["check", *map(str, sorted((ROOT / "manifests").glob("*.yaml")))]],
     ids=["help", "check"],
 )
 def test_help_and_check_start_without_torch(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ STAGES = (
     "pipeline.stages.validate",
     "pipeline.stages.verify",
     "loaders",
-    "verification.answering",
+    "verification.answer_job",
 )
 OUTSIDE = {
     "cli/app.py",
