@@ -24,8 +24,7 @@ from publisher.audits.meaning import chart_problems, other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
-from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.files import read_json
+from publisher.checkpoints.files import MODEL_CONFIG, read_json
 from publisher.checkpoints.reading import TensorReader
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.extraction.summary import summary_problems
@@ -36,7 +35,7 @@ from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
-from publisher.records.filenames import ADAPTER, CARD, CHARTS, CONFIG, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, CARD, CHARTS, EXTRACTION, MANIFEST, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.verification import Verification
 from publisher.release.charts import card_charts
@@ -109,7 +108,7 @@ def digests(adapter: Adapter) -> str:
         elif path.stat().st_size != recorded.size:
             problems.append(f"{name} has {path.stat().st_size} bytes; {EXTRACTION} says {recorded.size}")
     require_none(problems)
-    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {CONFIG} {summary.config.sha256[:12]}…"
+    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {ADAPTER_CONFIG} {summary.config.sha256[:12]}…"
 
 
 # --- config and tensors as recorded -------------------------------------------------------------------------
@@ -117,7 +116,7 @@ def digests(adapter: Adapter) -> str:
 
 def recorded_config(adapter: Adapter) -> str:
     """adapter_config.json is what manifest and modules give, field for field."""
-    found, extraction = needed(adapter.config, CONFIG), _recorded(adapter)
+    found, extraction = needed(adapter.config, ADAPTER_CONFIG), _recorded(adapter)
     variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
     base = _pinned(variant, extraction.base)
     carried, rank = extraction.summary.carried, max(module.rank for module in modules)
@@ -307,7 +306,7 @@ def checkpoint(adapter: Adapter, *, side: str) -> str:
 def loading(adapter: Adapter) -> str:
     """PEFT puts every tensor into the model class that the base's config.json describes, and nothing else."""
     if adapter.config is None or adapter.headers is None:
-        raise UncheckedError(f"there is no readable {CONFIG} and {ADAPTER}")
+        raise UncheckedError(f"there is no readable {ADAPTER_CONFIG} and {ADAPTER}")
     base = _base_folder(adapter)
     claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
     with quiet():
@@ -362,12 +361,12 @@ def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
 
 def _base_folder(adapter: Adapter) -> Path:
     """A folder with the base's config.json, which is the recorded one where one is recorded."""
-    config = needed(adapter.config, CONFIG)
+    config = needed(adapter.config, ADAPTER_CONFIG)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if adapter.variant is not None:
         name, revision = adapter.variant.base.where, adapter.variant.base.revision
     if not isinstance(name, str) or not name:
-        raise UncheckedError(f"{CONFIG} names no base")
+        raise UncheckedError(f"{ADAPTER_CONFIG} names no base")
     if Path(name).is_dir() and revision is None:
         folder = Path(name)
     elif adapter.variant is not None and adapter.variant.base.path is not None:

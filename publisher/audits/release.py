@@ -173,7 +173,7 @@ def _is_artefact(name: str) -> bool:
 def _require_adapter(names: frozenset[str], where: str) -> None:
     if not any(PurePosixPath(name).name in {filenames.MANIFEST, *filenames.PER_VARIANT} for name in names):
         raise FetchError(
-            f"{where} holds no adapter", expected=f"{filenames.CONFIG} and {filenames.ADAPTER} in some folder"
+            f"{where} holds no adapter", expected=f"{filenames.ADAPTER_CONFIG} and {filenames.ADAPTER} in some folder"
         )
 
 
@@ -417,6 +417,6 @@ def _header(readme: Path) -> dict[str, Any]:
 
 
 def _bases(release: Release) -> set[str]:
-    configs = [folder / filenames.CONFIG for _, folder in release.adapter_folders()]
+    configs = [folder / filenames.ADAPTER_CONFIG for _, folder in release.adapter_folders()]
     named = (read_json(config).get("base_model_name_or_path") for config in configs if config.is_file())
     return {name for name in named if isinstance(name, str) and name}

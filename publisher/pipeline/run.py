@@ -26,7 +26,16 @@ from publisher.pipeline.markers import changed_since, lapse_of, mark, marked, un
 from publisher.pipeline.stages.push import Target, preflight, push
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
+from publisher.records.filenames import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CARD,
+    EXPORTS,
+    EXTRACTION,
+    MANIFEST,
+    RESIDUAL,
+    VERIFICATION,
+)
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
@@ -453,7 +462,7 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     exports = (name for names in EXPORTS.values() for name in names)
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER, RESIDUAL, *exports)]
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, ADAPTER_CONFIG, ADAPTER, RESIDUAL, *exports)]
     return digest_of([files, code_digest(_VALIDATING)])
 
 
@@ -475,7 +484,9 @@ def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation,
     from publisher.loaders.subject import Base, read_subject
 
     extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
-    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(_JUDGING)])
+    key = digest_of(
+        [_digests(place.staged, ADAPTER_CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(_JUDGING)]
+    )
     if extraction.loaders and place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
         return extraction
     progress(f"trying loaders on {place.variant.label}")
@@ -554,7 +565,7 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     variant, staged = place.variant, place.staged
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
+    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, ADAPTER_CONFIG, ADAPTER)]
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _companions(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place, progress) if variant.fp8 and variant.fp8.path else ""
