@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """One question, answered twice.
 
     Attributes:
@@ -92,8 +92,8 @@ class _Compared:
     gold: tuple[_Scored, _Scored] | None
 
 
-def set_figures(
-    name: str, pairs: Iterable[Pair], *, file: FileDigest | None = None, limits: Limits | None = None
+def set_metrics(
+    name: str, pairs: Iterable[AnswerPair], *, file: FileDigest | None = None, limits: Limits | None = None
 ) -> VerificationSet:
     """The figures of one test set; of each pair only scalars are kept, and the order of the pairs changes nothing.
 
@@ -138,7 +138,7 @@ def divergence(reference: Floats, candidate: Floats) -> float:
 # --- one question -------------------------------------------------------------------------------------------
 
 
-def _failures(pair: Pair) -> list[tuple[Side, str]]:
+def _failures(pair: AnswerPair) -> list[tuple[Side, str]]:
     sides: list[tuple[Side, Floats | None, str]] = [
         ("reference", pair.reference, pair.reference_failure),
         ("candidate", pair.candidate, pair.candidate_failure),
@@ -161,7 +161,7 @@ def _options(logits: Floats | None) -> Floats:
     return np.concatenate([given, np.zeros(1)]) if given.size == 1 else given
 
 
-def _compared(pair: Pair) -> _Compared:
+def _compared(pair: AnswerPair) -> _Compared:
     reference, candidate = _options(pair.reference), _options(pair.candidate)
     p, q = special.softmax(reference), special.softmax(candidate)
     if pair.gold is not None and not 0 <= pair.gold < len(reference):

@@ -90,7 +90,7 @@ class _FieldError(Exception):
         self.field, self.what = field, what
 
 
-def read_requests(path: Path, *, name: str, runner: Runner, limit: int | None = None) -> RequestFile:
+def read_request_file(path: Path, *, name: str, runner: Runner, limit: int | None = None) -> RequestFile:
     """The first `limit` requests of the file, which the manifest calls `name`.
 
     Raises:
