@@ -14,7 +14,7 @@ from publisher.border.limits import LIMITS
 from publisher.errors import FetchError
 from publisher.records.files import digest_of, sha256_of
 
-CONFIG = "config.json"
+MODEL_CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
@@ -49,7 +49,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json."""
-    return read_json(folder / CONFIG)
+    return read_json(folder / MODEL_CONFIG)
 
 
 def checkpoint_files(folder: Path) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
     read_config(folder)
     entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
     shards = shards_of(folder / INDEX) if entry == INDEX else ()
-    return tuple(sorted({CONFIG, entry, *shards}))
+    return tuple(sorted({MODEL_CONFIG, entry, *shards}))
 
 
 def companions(folder: Path, checkpoint: Collection[str]) -> list[Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from publisher.adapters.merging import Parts, replacements
 from publisher.checkpoints.downloads import fetch_companions
-from publisher.checkpoints.files import CONFIG, INDEX, read_config, read_json
+from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.checkpoints.rewriting import Shard, planned
@@ -32,7 +32,7 @@ from publisher.records.filenames import ADAPTER, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, flush, no_room, room_in, sha256_of, write_text
 from publisher.records.merged import Merged
 from publisher.records.progress import Progress
-from publisher.release.card import load_extraction
+from publisher.release.evidence import load_extraction
 
 _NOT_COPIED = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".ckpt"})
 _CARD = "README.md"  # says what the base is, which this is not
@@ -183,7 +183,7 @@ def _write_json(shards: Mapping[str, Shard], base: Path, *, folder: Path) -> Non
         return
     config = read_config(base)
     config.pop(_QUANTISATION, None)
-    write_text(folder / CONFIG, canonical_json(config))
+    write_text(folder / MODEL_CONFIG, canonical_json(config))
     if (base / INDEX).is_file():
         index = read_json(base / INDEX)
         total = sum(shard.content for shard in shards.values())

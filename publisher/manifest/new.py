@@ -16,7 +16,7 @@ import yaml
 
 from publisher.border.files import read_text
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.files import CONFIG, INDEX, SINGLE, read_config, shards_of, weight_entry
+from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
@@ -141,7 +141,7 @@ def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
     if "path" in checkpoint.reference:
         return read_config(Path(checkpoint.reference["path"]))
     repo, commit = checkpoint.reference["repo"], checkpoint.reference["revision"]
-    return read_config(hub.download(repo, commit, filename=CONFIG).parent)
+    return read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
 
 
 def _stated_license(checkpoint: _Checkpoint) -> str | None:

@@ -17,7 +17,7 @@ from publisher.checkpoints.downloads import brought_here
 from publisher.checkpoints.snapshots import elsewhere
 from publisher.engines import Begin, Job
 from publisher.manifest.schema import VerificationSettings
-from publisher.records.filenames import ADAPTER, CONFIG
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 from publisher.verification.answer_log import Answer
 from publisher.verification.models import Model, loaded
 from publisher.verification.request_files import Request
@@ -78,7 +78,7 @@ class AnswerJob(Job[RequestBatch, list[list[Answer]]]):
     def packed(self) -> Self:
         """Return the job with absolute paths and the adapter's content, for another machine."""
         adapter = self.model.adapter
-        files = {name: (adapter / name).read_bytes() for name in (CONFIG, ADAPTER)} if adapter else {}
+        files = {name: (adapter / name).read_bytes() for name in (ADAPTER_CONFIG, ADAPTER)} if adapter else {}
         return replace(self, model=self.model.mapped(elsewhere), adapter_files=files)
 
     def packed_unit(self, unit: RequestBatch) -> RequestBatch:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from publisher.checkpoints import fp8
-from publisher.checkpoints.files import CONFIG, read_config
+from publisher.checkpoints.files import MODEL_CONFIG, read_config
 from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import FetchError, listed
@@ -92,7 +92,7 @@ def _require_scheme(
     quantisation = config.get("quantization_config") or {}
     for field, wanted in (("quant_method", "fp8"), ("activation_scheme", "dynamic")):
         if (found := quantisation.get(field)) != wanted:
-            raise _refused(where, f"quantization_config.{field} in {CONFIG} is {found!r}", expected=f"{wanted!r}")
+            raise _refused(where, f"quantization_config.{field} in {MODEL_CONFIG} is {found!r}", expected=f"{wanted!r}")
     raw = [name for name, header in headers.items() if header.dtype in _FP8_DTYPES]
     if raw or not converted:
         raise _refused(where, _named("FP8 weights without scales", raw), expected="FP8 weights, each with block scales")
@@ -100,7 +100,7 @@ def _require_scheme(
     against = [name for name in converted if not should_convert_module(name, kept)]
     if against:
         found = _named("modules in FP8 that modules_to_not_convert keeps out of it", against)
-        raise _refused(where, found, expected=f"a {CONFIG} that is of these weights")
+        raise _refused(where, found, expected=f"a {MODEL_CONFIG} that is of these weights")
 
 
 def _require_same_model(where: str, model: Any, *, headers: Mapping[str, TensorHeader]) -> None:

@@ -38,7 +38,7 @@ from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.checkpoint import FileDigest, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools
-from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION, RESIDUAL
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
 
@@ -205,7 +205,7 @@ def _assemble(
     figures = tuple(oriented(module, seen.transposed) for module in modules)
     source, base = (snapshot.checkpoint for snapshot in snapshots)
     config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
-    write_text(staged / CONFIG, canonical_json(config))
+    write_text(staged / ADAPTER_CONFIG, canonical_json(config))
     write(staged, figures)
     residual = staged / RESIDUAL
     exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots[1].folder))
@@ -220,7 +220,7 @@ def _assemble(
             figures,
             seen,
             adapter=FileDigest.of(staged / ADAPTER),
-            config=FileDigest.of(staged / CONFIG),
+            config=FileDigest.of(staged / ADAPTER_CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
             exports=exports,
         ),

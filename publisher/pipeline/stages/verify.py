@@ -22,7 +22,7 @@ from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Bounds, Variant, VerificationSettings
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import ADAPTER, CONFIG, VERIFICATION
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, VERIFICATION
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
@@ -212,7 +212,7 @@ def _key(session: _Session, model: Model, file: RequestFile) -> str:
             [[file.name, file.sha256] for part in checkpoints if part for file in part.checkpoint.files],
             [(part.checkpoint.name, part.checkpoint.revision) if part else None for part in checkpoints],
             companions_digest(model.tuned.folder, [file.name for file in model.tuned.checkpoint.files]),
-            [sha256_of(model.adapter / name) for name in (ADAPTER, CONFIG)] if model.adapter else [],
+            [sha256_of(model.adapter / name) for name in (ADAPTER, ADAPTER_CONFIG)] if model.adapter else [],
             file.content,
             settings.model_dump(include={"runner", "module", "dtype", "batch"}),
             model.model_class,
