@@ -17,7 +17,7 @@ from publisher.border.files import entries, read_text
 from publisher.border.limits import LIMITS
 from publisher.border.paths import repository_path
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.tensors import read_json
+from publisher.checkpoints.files import read_json
 from publisher.errors import (
     AuditError,
     FetchError,
@@ -38,8 +38,9 @@ from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
 from publisher.records.progress import Progress
 from publisher.release import signing
-from publisher.release.card import Evidence, check_card, load_verification, render_card
+from publisher.release.card import check_card, render_card
 from publisher.release.commitplan import holds_bytes
+from publisher.release.evidence import VariantEvidence, load_verification
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)", re.DOTALL)  # as the Hub finds it
@@ -172,7 +173,7 @@ def _is_artefact(name: str) -> bool:
 def _require_adapter(names: frozenset[str], where: str) -> None:
     if not any(PurePosixPath(name).name in {filenames.MANIFEST, *filenames.PER_VARIANT} for name in names):
         raise FetchError(
-            f"{where} holds no adapter", expected=f"{filenames.CONFIG} and {filenames.ADAPTER} in some folder"
+            f"{where} holds no adapter", expected=f"{filenames.ADAPTER_CONFIG} and {filenames.ADAPTER} in some folder"
         )
 
 
@@ -341,18 +342,20 @@ def _by_meaning(readme: Path, text: str, *, made_by: str) -> str:
     return told
 
 
-def _evidence(variant: Variant, folder: Path) -> Evidence:
+def _evidence(variant: Variant, folder: Path) -> VariantEvidence:
     """As it is: whether it is the manifest's is asked by another check."""
     try:
         extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
     try:
-        return Evidence(
-            variant, extraction, load_verification(variant, extraction, file=folder / filenames.VERIFICATION)
+        return VariantEvidence(
+            variant=variant,
+            extraction=extraction,
+            verification=load_verification(variant, extraction, file=folder / filenames.VERIFICATION),
         )
     except PublisherError:  # of another adapter: a card may not say a word of it
-        return Evidence(variant, extraction, None)
+        return VariantEvidence(variant=variant, extraction=extraction, verification=None)
 
 
 def _stale(text: str, readme: Path) -> str:
@@ -414,6 +417,6 @@ def _header(readme: Path) -> dict[str, Any]:
 
 
 def _bases(release: Release) -> set[str]:
-    configs = [folder / filenames.CONFIG for _, folder in release.adapter_folders()]
+    configs = [folder / filenames.ADAPTER_CONFIG for _, folder in release.adapter_folders()]
     named = (read_json(config).get("base_model_name_or_path") for config in configs if config.is_file())
     return {name for name in named if isinstance(name, str) and name}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from publisher import __version__
 from publisher.audits.checks import UncheckedError
-from publisher.checkpoints.tensors import read_json
+from publisher.checkpoints.files import read_json
 from publisher.errors import AuditError, FetchError
 from publisher.records.files import canonical_json
 from publisher.records.record import SCHEMA_VERSION, Record
