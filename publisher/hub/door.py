@@ -110,7 +110,7 @@ def _client(usual: Sequence[Callable[[httpx.Request], object]]) -> httpx.Client:
                 hook(request)
         _before(request)
 
-    hooks = {"request": [departing], "response": [_after]}
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [departing], "response": [_after]}
     return httpx.Client(event_hooks=hooks, follow_redirects=True, timeout=LIMITS.answer_seconds)
 
 
