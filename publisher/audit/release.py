@@ -36,9 +36,11 @@ from publisher.records import filenames
 from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.loaders import LoaderVerdict
 from publisher.records.progress import Progress
+from publisher.records.verification import Verification
 from publisher.release import signing
-from publisher.release.card import Evidence, check_card, load_verification, render_card
+from publisher.release.card import Evidence, check_card, load_loaders, load_verification, render_card
 from publisher.release.commitplan import holds_bytes
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
@@ -347,12 +349,22 @@ def _evidence(variant: Variant, folder: Path) -> Evidence:
         extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
+    verification = _verification(variant, extraction, folder)
+    return Evidence(variant, extraction, verification, _loaders(extraction, folder / filenames.LOADERS))
+
+
+def _verification(variant: Variant, extraction: Extraction, folder: Path) -> Verification | None:
     try:
-        return Evidence(
-            variant, extraction, load_verification(variant, extraction, file=folder / filenames.VERIFICATION)
-        )
+        return load_verification(variant, extraction, file=folder / filenames.VERIFICATION)
     except PublisherError:  # of another adapter: a card may not say a word of it
-        return Evidence(variant, extraction, None)
+        return None
+
+
+def _loaders(extraction: Extraction, file: Path) -> tuple[LoaderVerdict, ...]:
+    try:
+        return load_loaders(extraction, file)
+    except PublisherError:  # of another adapter: a card may not say a word of it
+        return ()
 
 
 def _stale(text: str, readme: Path) -> str:

@@ -9,6 +9,7 @@ ADAPTER = "adapter_model.safetensors"
 EXTRACTION = "extraction.json"
 RESIDUAL = "residual.safetensors"
 VERIFICATION = "verification.json"
+LOADERS = "loaders.json"
 SIGNATURE = "model.sig"
 GGUF = "adapter_model.gguf"
 MLX = "mlx"
@@ -22,7 +23,13 @@ PER_REPOSITORY = (CARD, MANIFEST)
 OPTIONAL_PER_REPOSITORY = (SIGNATURE,)
 PER_VARIANT = (CONFIG, ADAPTER, EXTRACTION)
 PICTURES = (ERRORS_PICTURE, SPECTRUM_PICTURE)
-OPTIONAL_PER_VARIANT = (RESIDUAL, VERIFICATION, *PICTURES, *(name for names in EXPORTS.values() for name in names))
+OPTIONAL_PER_VARIANT = (
+    RESIDUAL,
+    LOADERS,
+    VERIFICATION,
+    *PICTURES,
+    *(name for names in EXPORTS.values() for name in names),
+)
 ALL = frozenset((*PER_REPOSITORY, *OPTIONAL_PER_REPOSITORY, *PER_VARIANT, *OPTIONAL_PER_VARIANT))
 
 

@@ -23,8 +23,9 @@ from publisher.errors import CardError
 from publisher.manifest.schema import Bounds, Manifest, Reference, Variant
 from publisher.records.checkpoint import Checkpoint
 from publisher.records.extraction import Extraction, ExtractionSummary
-from publisher.records.filenames import CARD, EXTRACTION, PICTURES, VERIFICATION
+from publisher.records.filenames import CARD, EXTRACTION, LOADERS, PICTURES, VERIFICATION
 from publisher.records.files import packaged_folder
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.provenance import digest_of_sources
 from publisher.records.verification import Limits, Verification, VerificationSet
 from publisher.release.charts import card_pictures
@@ -43,11 +44,19 @@ _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the card may say about one variant; without a verification, it says that none was run."""
+    """What the card may say about one variant.
+
+    Attributes:
+        variant: the manifest's entry.
+        extraction: its extraction.json.
+        verification: its verification.json; without one, the card says that none was run.
+        loaders: the verdicts of its loaders.json; without any, the variant is not in the card's table of loaders.
+    """
 
     variant: Variant
     extraction: Extraction
     verification: Verification | None
+    loaders: tuple[LoaderVerdict, ...] = ()
 
     @property
     def sets(self) -> tuple[VerificationSet, ...]:
@@ -81,7 +90,8 @@ def load_evidence(manifest: Manifest, staged: Path) -> tuple[Evidence, ...]:
 
 def _evidence(variant: Variant, folder: Path) -> Evidence:
     extraction = load_extraction(variant, folder / EXTRACTION)
-    return Evidence(variant, extraction, load_verification(variant, extraction, file=folder / VERIFICATION))
+    verification = load_verification(variant, extraction, file=folder / VERIFICATION)
+    return Evidence(variant, extraction, verification, load_loaders(extraction, folder / LOADERS))
 
 
 def load_extraction(variant: Variant, file: Path) -> Extraction:
@@ -116,6 +126,25 @@ def load_verification(variant: Variant | None, extraction: Extraction, *, file: 
         )
     _agree(file, _tried(verification), expected=expected | (_asked(variant) if variant else {}), command="verify")
     return verification
+
+
+def load_loaders(extraction: Extraction, file: Path) -> tuple[LoaderVerdict, ...]:
+    """Return the verdicts of loaders.json; where there is none, those that an earlier version put in extraction.json.
+
+    Raises:
+        CardError: it is of another path or adapter than extraction.json.
+        FetchError: it is damaged or of another schema.
+    """
+    if not file.is_file():
+        return extraction.loaders
+    found, summary = Loaders.read(file), extraction.summary
+    expected = {
+        "path": extraction.path,
+        "adapter_sha256": summary.adapter.sha256,
+        "config_sha256": summary.config.sha256,
+    }
+    _agree(file, found.model_dump(include={*expected}), expected=expected, command="validate")
+    return found.verdicts
 
 
 def _agree(file: Path, found: dict[str, Any], *, expected: dict[str, Any], command: str) -> None:

@@ -12,9 +12,10 @@ from publisher.errors import FetchError, ManifestError
 from publisher.manifest.reading import load_manifest, read_manifest
 from publisher.manifest.schema import Manifest
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import EXTRACTION, LOADERS, MANIFEST, VERIFICATION
+from publisher.records.loaders import LoaderVerdict
 from publisher.records.verification import Verification
-from publisher.release.card import load_evidence, load_verification
+from publisher.release.card import load_evidence, load_loaders, load_verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Part:
 
     extraction: Extraction
     verification: Verification | None
+    loaders: tuple[LoaderVerdict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def dossier(manifest: Path | None, folder: Path | None, *, staged: Path | None) 
 
 
 def _of_manifest(manifest: Manifest, staged: Path) -> Dossier:
-    parts = tuple(Part(item.extraction, item.verification) for item in load_evidence(manifest, staged))
+    parts = tuple(Part(item.extraction, item.verification, item.loaders) for item in load_evidence(manifest, staged))
     return Dossier(manifest.card.title, manifest.card.summary, manifest.repo, parts)
 
 
@@ -75,7 +77,9 @@ def _of_folder(folder: Path) -> Dossier:
 
 
 def _part(file: Path, there: frozenset[Path]) -> Part:
-    extraction, verification = Extraction.read(file), file.with_name(VERIFICATION)
-    if verification not in there:
-        return Part(extraction, None)
-    return Part(extraction, load_verification(None, extraction, file=verification))
+    extraction, verification, loaders = Extraction.read(file), file.with_name(VERIFICATION), file.with_name(LOADERS)
+    return Part(
+        extraction,
+        load_verification(None, extraction, file=verification) if verification in there else None,
+        load_loaders(extraction, loaders) if loaders in there else extraction.loaders,
+    )

@@ -33,7 +33,7 @@ from publisher.records.audit import Audit
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderVerdict
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome
 from publisher.records.record import Record
@@ -151,9 +151,9 @@ def evidence_of(text: str) -> tuple[Manifest, tuple[Evidence, ...]]:
     settings = made.settings.model_copy(update={"exports": ("gguf", "mlx")})
     summary = made.summary.model_copy(update={"rank": 9})
     made = made.model_copy(update={"settings": settings, "summary": summary})
-    verification = a(Verification, text)
+    verification, loaders = a(Verification, text), a(Loaders, text).verdicts
     manifest = found.model_copy(update={"variants": variants, "card": card})
-    return manifest, (Evidence(variants[0], made, verification), Evidence(variants[1], made, None))
+    return manifest, (Evidence(variants[0], made, verification, loaders), Evidence(variants[1], made, None, loaders))
 
 
 @cache
@@ -363,7 +363,7 @@ IN_FIELDS = (
 def card_of(manifest: Manifest, evidence: tuple[Evidence, ...]) -> str:
     """The card of this manifest, with that evidence."""
     pairs = zip(manifest.variants, evidence, strict=True)
-    items = tuple(Evidence(variant, item.extraction, item.verification) for variant, item in pairs)
+    items = tuple(Evidence(variant, item.extraction, item.verification, item.loaders) for variant, item in pairs)
     return render_card(manifest, items, beside=packaged_folder("templates"))
 
 

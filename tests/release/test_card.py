@@ -34,7 +34,7 @@ from publisher.records.extraction import (
     spectrum_places,
 )
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderFinding, LoaderVerdict
+from publisher.records.loaders import LoaderFinding, Loaders, LoaderVerdict
 from publisher.records.verification import Fp8Verification, Limits, Verification, VerificationSet
 from publisher.release.card import (
     Evidence,
@@ -179,7 +179,6 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
         ),
         summary=summary(found, layers=f"{first}-{last}", total=last + 1),
         modules=found,
-        loaders=loaders(rank, narrow),
     )
 
 
@@ -237,13 +236,16 @@ def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
     manifest = manifest.model_copy(update={"variants": (large, small)})
     first = extraction(large, rank=256, narrow=48)
     second = extraction(small, rank=256, narrow=32)
-    return manifest, (Evidence(large, first, on_fp8(first)), Evidence(small, second, None))
+    return manifest, (
+        Evidence(large, first, on_fp8(first), loaders(256, 48)),
+        Evidence(small, second, None, loaders(256, 32)),
+    )
 
 
 def demo() -> tuple[Manifest, tuple[Evidence, ...]]:
     manifest = load_manifest(MANIFESTS / "demo.yaml")
     return manifest, tuple(
-        Evidence(variant, extraction(variant, rank=12, narrow=6), None) for variant in manifest.variants
+        Evidence(variant, extraction(variant, rank=12, narrow=6), None, loaders(12, 6)) for variant in manifest.variants
     )
 
 
@@ -261,7 +263,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Manifest, tuple[Evidence, ...]
 def with_summary(evidence: Evidence, **changes: Any) -> Evidence:
     changed = evidence.extraction.summary.model_copy(update=changes)
     made = evidence.extraction.model_copy(update={"summary": changed})
-    return Evidence(evidence.variant, made, evidence.verification)
+    return Evidence(evidence.variant, made, evidence.verification, evidence.loaders)
 
 
 # --- the text -----------------------------------------------------------------------------------------------
@@ -348,9 +350,20 @@ def leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield place, value
 
 
+def judged(item: Evidence) -> Loaders:
+    """The loaders.json of this evidence."""
+    summary = item.extraction.summary
+    return Loaders(
+        path=item.extraction.path,
+        adapter_sha256=summary.adapter.sha256,
+        config_sha256=summary.config.sha256,
+        verdicts=item.loaders,
+    )
+
+
 def artefacts(manifest: Manifest, evidence: tuple[Evidence, ...]) -> dict[str, Any]:
     """What the card may draw on; single modules are left out, since it quotes none."""
-    records: list[Record] = [item.extraction for item in evidence]
+    records: list[Record] = [record for item in evidence for record in (item.extraction, judged(item))]
     records += [item.verification for item in evidence if item.verification]
     dumped = [record.model_dump(mode="json") for record in records]
     return {"manifest": manifest.model_dump(mode="json"), "records": [d | {"modules": None} for d in dumped]}
@@ -525,19 +538,16 @@ def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() 
 
 def test_a_variant_without_verdicts_has_no_column_and_a_card_without_any_no_table() -> None:
     manifest, (first, second) = clef()
-    old = Evidence(second.variant, second.extraction.model_copy(update={"loaders": ()}), None)
+    old = Evidence(second.variant, second.extraction, None)
     one = render(manifest, (first, old))
     assert "| Loader | Rules of | Clef (27B) |\n" in one
-    bare = Evidence(first.variant, first.extraction.model_copy(update={"loaders": ()}), first.verification)
+    bare = Evidence(first.variant, first.extraction, first.verification)
     assert "Loads with" not in render(manifest, (bare, old))
 
 
 def test_adapters_that_load_everywhere_have_nothing_in_their_way() -> None:
     manifest, evidence = demo()
-    fine = tuple(
-        Evidence(e.variant, e.extraction.model_copy(update={"loaders": (loader("PEFT"), loader("vLLM"))}), None)
-        for e in evidence
-    )
+    fine = tuple(Evidence(e.variant, e.extraction, None, (loader("PEFT"), loader("vLLM"))) for e in evidence)
     card = render(manifest, fine)
     assert "### Loads with" in card
     assert "<details>" not in card
@@ -714,6 +724,7 @@ def stage(folder: Path, evidence: tuple[Evidence, ...]) -> Path:
         item.extraction.write(folder / item.variant.folder / "extraction.json")
         if item.verification:
             item.verification.write(folder / item.variant.folder / "verification.json")
+        judged(item).write(folder / item.variant.folder / "loaders.json")
     return folder
 
 
