@@ -24,7 +24,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/zizmor --quiet --offline .github/workflows
+	$(BIN)/zizmor --quiet --offline --strict-collection .github .pre-commit-config.yaml
 	$(BIN)/actionlint -shellcheck $(BIN)/shellcheck
 
 bench: $(VENV)/.ready

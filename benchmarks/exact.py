@@ -21,9 +21,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from publisher.numerics import lora
-from publisher.numerics.exact import recover
-from publisher.numerics.recovered import exact_share
-from publisher.numerics.rounding import intervals, merged
+from publisher.numerics.exact_recovery import exact_share
+from publisher.numerics.interval_fit import recover
+from publisher.numerics.intervals import intervals, merged
 
 RMS = (1e-4, 6e-4, 2e-3, 1e-2)
 SYNTHETIC = ((1024, 1024, 32), (2048, 2048, 128), (4096, 4096, 256))

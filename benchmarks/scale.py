@@ -35,11 +35,12 @@ from safetensors.torch import load_file, save_file
 from benchmarks import extraction, scale_page
 from benchmarks.capacity import RANK, WIDTH, Shape, factors_of
 from benchmarks.scale_units import Carrying, Seen, Watched, resident
-from publisher.checkpoints.weights import Sides, headers_of, opened, reader_of
+from publisher.checkpoints.pairs import Sides, opened
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.engines import Engine, Job, engine_named
 from publisher.extraction.comparison import Comparing, Weighing
-from publisher.extraction.kept import Shelf
 from publisher.extraction.module import Extracting
+from publisher.extraction.module_cache import Shelf
 from publisher.hub.local import LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch
@@ -292,7 +293,7 @@ def _start() -> Figures:
 
 
 def _waiting() -> Figures:
-    """To take one result while so many units are under way, as `publisher/engines/on_ray.py` does."""
+    """To take one result while so many units are under way, as `publisher/engines/ray_engine.py` does."""
     with engine_named("ray", "cpu"):
         never = ray.remote(resources={"never": 1})(resident)
         running = [never.remote("VmRSS") for _ in range(WAITING)]

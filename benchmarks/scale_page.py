@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import capacity, extraction
 from benchmarks.capacity import WIDTH, Costs, Line, Model, Shape, break_even, factors_of
-from publisher.engines import on_ray
+from publisher.engines import ray_engine
 from publisher.extraction import module
 from publisher.pipeline.stages import validate
 
@@ -125,7 +125,7 @@ def page(found: Figures, *, shapes: Sequence[Shape]) -> str:
         imported=f"{found[f'extract {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
         checker=f"{found[f'check {_text(shapes[-1])} ray']['before'] / 1e6:.0f}",
         part=f"{found['compare ray']['bytes'] / 2 / 1e6:.0f}",
-        process=f"{on_ray.PROCESS / 1e6:.0f}",
+        process=f"{ray_engine.PROCESS / 1e6:.0f}",
         comparing=f"{found['compare ray']['memory'] / 1e6:.0f}",
         compared=f"{found['compare local']['bytes'] / found['compare local']['seconds'] / 1e9:.1f}",
         remote=f"{costs.comparing / 1e9:.1f}",
@@ -243,7 +243,7 @@ def _needs(model: Model, costs: Costs, memory: _Memory) -> Sequence[str]:
         _duration(costs.extracting.of(model.elements, modules=model.modules)),
         _duration(costs.checking.of(model.elements, modules=model.modules)),
         f"{taken / 1e9:.1f} GB",
-        f"{(on_ray.PROCESS + module.room_for((model.largest,), extraction.SETTINGS)) / 1e9:.1f} GB",
+        f"{(ray_engine.PROCESS + module.room_for((model.largest,), extraction.SETTINGS)) / 1e9:.1f} GB",
         f"2 x {model.factors / 1e9:,.1f} GB",
         f"{capacity.waiting_results(model, 512) / 1e9:,.1f} GB",
         f"{model.disk / 1e9:,.0f} GB",

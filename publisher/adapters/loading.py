@@ -31,8 +31,9 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
-from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.tensors import file_headers, read_config, read_json
+from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
+from publisher.checkpoints.files import read_config, read_json
+from publisher.checkpoints.headers import file_headers
 from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records.extraction import ModuleExtraction
 from publisher.records.filenames import ADAPTER, CONFIG

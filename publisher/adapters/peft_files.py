@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from publisher.adapters.residual import Residual
-from publisher.checkpoints.tensorfile import Planned, write_tensors
+from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Checkpoint
 from publisher.records.extraction import Carried, ModuleExtraction

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from publisher.checkpoints.tensorfile import Planned
+from publisher.checkpoints.writing import Planned
+from publisher.numerics.intervals import Arithmetic, intervals, merged
 from publisher.numerics.lora import row_blocks
-from publisher.numerics.rounding import Arithmetic, intervals, merged
 from publisher.records.extraction import ModuleExtraction
 
 

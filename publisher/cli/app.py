@@ -516,7 +516,7 @@ def audit(context: click.Context, /, target: str, *, deep: bool, device: str, as
 
     from rich.console import Console
 
-    from publisher.audit import audit as run_audit
+    from publisher.audits import audit as run_audit
     from publisher.cli.console import progress_on, show_audit
 
     _quiet_libraries(verbose=verbose)

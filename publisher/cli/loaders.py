@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from publisher.checkpoints.tensors import CONFIG, read_config, read_json
+from publisher.checkpoints.files import CONFIG, read_config, read_json
 from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
 from publisher.loaders import judge

@@ -14,19 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.adapters.merged import Parts, replacements
+from publisher.adapters.merging import Parts, replacements
 from publisher.checkpoints.downloads import fetch_companions
-from publisher.checkpoints.rewrite import Shard, planned
-from publisher.checkpoints.tensors import (
-    CONFIG,
-    INDEX,
-    TensorReader,
-    file_headers,
-    read_config,
-    read_headers,
-    read_json,
-)
-from publisher.checkpoints.weights import headers_of, reader_of
+from publisher.checkpoints.files import CONFIG, INDEX, read_config, read_json
+from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.reading import TensorReader
+from publisher.checkpoints.rewriting import Shard, planned
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import ManifestError, MergeError
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Variant

@@ -15,13 +15,14 @@ from functools import partial
 import torch
 
 from publisher.checkpoints import fp8
-from publisher.checkpoints.dequantised import steps
-from publisher.checkpoints.tensors import Reader, TensorHeader
-from publisher.checkpoints.weights import Sides, TensorPair, readers_of
+from publisher.checkpoints.fp8_reader import steps
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides, TensorPair, readers_of
+from publisher.checkpoints.reading import Reader
 from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
-from publisher.extraction.carried import carried_modules, named_by, require_matches
-from publisher.extraction.sidesjob import SidesJob
+from publisher.extraction.modules_to_save import carried_modules, named_by, require_matches
+from publisher.extraction.pair_job import PairJob
 from publisher.records.extraction import Carried, LeftOut
 from publisher.records.progress import Progress
 
@@ -135,7 +136,7 @@ def _groups(pairs: Iterable[TensorPair]) -> list[Group]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparing(SidesJob[Group, set[str]]):
+class Comparing(PairJob[Group, set[str]]):
     """Compares tensors of two checkpoints byte by byte; the result names those that differ."""
 
     @property
@@ -374,7 +375,7 @@ def weighed(sides: Sides, names: Sequence[str], *, engine: Engine, progress: Pro
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing(SidesJob[TensorPair, float]):
+class Weighing(PairJob[TensorPair, float]):
     """Reads a tensor on both sides, block by block, and adds up the squares of the difference."""
 
     @property

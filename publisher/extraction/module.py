@@ -16,14 +16,15 @@ from torch import Tensor
 
 from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import residual_of
-from publisher.checkpoints import dequantised, fp8
-from publisher.checkpoints.weights import TensorPair, readers_of
+from publisher.checkpoints import fp8, fp8_reader
+from publisher.checkpoints.pairs import TensorPair, readers_of
 from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
-from publisher.extraction.sidesjob import SidesJob
-from publisher.manifest.schema import AdapterSettings, Energy
+from publisher.extraction.pair_job import PairJob
+from publisher.manifest.fields import Energy
+from publisher.manifest.schema import AdapterSettings
 from publisher.numerics import lora
-from publisher.numerics.recovered import Told, recovered
+from publisher.numerics.exact_recovery import Told, recovered
 from publisher.records.extraction import ModuleExtraction, spectrum_places
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -35,7 +36,7 @@ _FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may
 
 
 @dataclass(frozen=True, slots=True)
-class Extracting(SidesJob[TensorPair, Factors]):
+class Extracting(PairJob[TensorPair, Factors]):
     """Reads both weights of a module and takes its factors out."""
 
     settings: AdapterSettings
@@ -57,7 +58,7 @@ class Extracting(SidesJob[TensorPair, Factors]):
         """With the steps of their stored values, of both sides together, where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
             source, base = (reader.read(pair.name) for reader in readers)
-            steps = fp8.combined(dequantised.steps(pair.name, reader) for reader in readers)
+            steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
 
         def finish(tell: Tell) -> Factors:
             return extract_module(

@@ -16,9 +16,11 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
-from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_config, read_json
+from publisher.checkpoints.files import read_config, read_json
+from publisher.checkpoints.headers import TensorHeader, file_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError, ValidationError
-from publisher.extraction.structure import Structure, structure_of
+from publisher.extraction.model_structure import Structure, structure_of
 from publisher.records.filenames import ADAPTER, CONFIG, EXPORTS, EXTRACTION
 
 _HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")

@@ -16,7 +16,8 @@ import yaml
 
 from publisher.border.files import read_text
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.tensors import CONFIG, INDEX, SINGLE, read_config, read_headers, shards_of, weight_entry
+from publisher.checkpoints.files import CONFIG, INDEX, SINGLE, read_config, shards_of, weight_entry
+from publisher.checkpoints.headers import read_headers
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id

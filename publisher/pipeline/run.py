@@ -548,7 +548,7 @@ def _verification_key(place: _Place, progress: Progress) -> str:
 
 
 def _companions(folder: Path) -> str:
-    from publisher.checkpoints.tensors import checkpoint_files, companions_digest
+    from publisher.checkpoints.files import checkpoint_files, companions_digest
 
     return companions_digest(folder, checkpoint_files(folder))
 

@@ -2,15 +2,13 @@
 
 The body is a Jinja template, the header huggingface_hub's own `ModelCardData`. A variable that a template names
 and nothing provides is an error, never a blank. Refused is evidence that is not the manifest's: another path,
-checkpoint or setting, or a verification of another adapter. The filters below are the only forms in which a figure
-reaches the card (docs/card.md). No network, no torch.
+checkpoint or setting, or a verification of another adapter. No network, no torch.
 """
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,23 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import TemplateError
 
 from publisher import __version__
-from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.errors import CardError
 from publisher.manifest.schema import Bounds, Manifest, Reference, Variant
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Extraction, ExtractionSummary
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import CARD, EXTRACTION, LOADERS, PICTURES, VERIFICATION
 from publisher.records.files import packaged_folder
 from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.provenance import digest_of_sources
 from publisher.records.verification import Limits, Verification, VerificationSet
 from publisher.release.charts import card_pictures
+from publisher.release.filters import FILTERS
 from publisher.release.templating import card_environment
 
 _RENDERING = (
     "release/card.py",
+    "release/filters.py",
+    "records/formats.py",
     "release/charts.py",
     "release/svg.py",
     "release/verdict.py",
@@ -316,112 +316,3 @@ def _body(manifest: Manifest, evidence: Sequence[Evidence], *, folders: tuple[Pa
 def _complaint(error: TemplateError) -> str:
     place = getattr(error, "name", None), getattr(error, "lineno", None)
     return f"{error.message} ({place[0]}, line {place[1]})" if all(place) else f"{error.message}"
-
-
-# --- the forms in which a figure reaches the card -----------------------------------------------------------
-
-
-def count(number: int) -> Markdown:
-    """6373 as `6,373`."""
-    return Markdown(f"{number:,}")
-
-
-def percent(share: float) -> Markdown:
-    """0.0009 as `0.09%`; 0% and 100% are exact, and what is near them never reads as if it were."""
-    if share in {0, 1}:
-        return Markdown(f"{100 * share:.0f}%")
-    if 0 < share < 0.00005:  # noqa: PLR2004 - half of the last digit shown
-        return Markdown("<0.01%")
-    if 0.99995 <= share < 1:  # noqa: PLR2004 - likewise
-        return Markdown(">99.99%")
-    return Markdown(f"{100 * share:.2f}%")
-
-
-def figure(value: float) -> Markdown:
-    """Three significant digits: 1.0 as `1.00`, 0.00351 as it is."""
-    return Markdown(f"{value:#.3g}")
-
-
-def points(share: float) -> Markdown:
-    """A difference of shares in percentage points, signed: -0.00012 as `-0.012`, 0 as `0`."""
-    return Markdown(f"{100 * share:+.3g}" if share else "0")
-
-
-def size(octets: int) -> Markdown:
-    """Decimal units, as the Hub shows them: `1.32 GB`, `88.8 MB`, `4.0 kB`."""
-    if octets >= 999_500_000:  # noqa: PLR2004 - where MB would round up to a thousand
-        return Markdown(f"{octets / 1e9:.2f} GB")
-    if octets >= 999_500:  # noqa: PLR2004 - likewise
-        return Markdown(f"{octets / 1e6:.1f} MB")
-    return Markdown(f"{octets / 1e3:.1f} kB")
-
-
-def extent(summary: ExtractionSummary) -> str:
-    """`186 linears, layers 40–63`, `248 linears, all 32 layers`, or `2 linears` where names have no layer."""
-    total = summary.layers_total
-    if not summary.layers:
-        return linears(summary.linears)
-    if total > 1 and summary.layers == f"0-{total - 1}":
-        where = f"all {total} layers"
-    else:
-        where = f"layer{'s' * (not summary.layers.isdigit())} {summary.layers.replace('-', '–')}"
-    return f"{linears(summary.linears)}, {where}"
-
-
-def linears(number: int) -> Markdown:
-    """`1 linear`, `186 linears`."""
-    return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
-
-
-def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:
-    """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
-    name = for_markdown(f"{reference.where}@{known.revision[:8]}")
-    tree = f"https://huggingface.co/{reference.repo}/tree/{reference.revision}"  # both checked by the manifest
-    return Markdown(f"[{name}]({tree})") if reference.repo else name
-
-
-def full_width(extraction: Extraction, rank: int) -> bool:
-    """Whether every module of this rank has no more rows or columns than that."""
-    return all(min(module.shape) == rank for module in extraction.modules if module.rank == rank)
-
-
-def uncertain(extraction: Extraction) -> int:
-    """How many modules have their smallest value in the noise, so that their true rank may be higher."""
-    return sum(module.rank_at_least for module in extraction.modules)
-
-
-def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
-    """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
-    return tuple(_groups(sorted(names)))
-
-
-def _groups(names: Sequence[str]) -> Iterator[Markdown]:
-    for _, together in groupby(names, key=lambda name: name.partition(".")[0]):
-        group = tuple(together)
-        if len(group) > 1:
-            yield Markdown(f"{for_code(f'{_shared(group)}.*')} ({count(len(group))})")
-        else:
-            yield for_code(group[0])
-
-
-def _shared(names: Sequence[str]) -> str:
-    levels = zip(*(name.split(".") for name in names), strict=False)
-    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    form.__name__: form
-    for form in (
-        count,
-        percent,
-        figure,
-        points,
-        size,
-        linears,
-        extent,
-        checkpoint,
-        full_width,
-        uncertain,
-        grouped,
-    )
-}

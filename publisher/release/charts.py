@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
 from publisher.records.filenames import ERRORS_PICTURE, SPECTRUM_PICTURE
+from publisher.records.formats import significant_percent
 from publisher.records.verification import Verification, VerificationSet
 from publisher.release.svg import (
     Axis,
@@ -137,8 +138,8 @@ def _title(text: str, more: str = "") -> list[Mark]:
     return [Label(4, 20, text, "start", "strong"), *added]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+def _percent(share: float) -> str:
+    return significant_percent(share, digits=3)
 
 
 # --- errors against their floor -----------------------------------------------------------------------------
@@ -324,20 +325,24 @@ def exact_shares(extraction: Extraction) -> Picture:
     shares = [module.exact_share for module in modules]
     room = max(0.08 * (max(shares) - min(shares)), 2e-4)
     y = Axis(max(min(shares) - room, 0), min(max(shares) + room, 1), bottom, _TOP)
-    told = f"{100 * extraction.summary.exact_share:.4g} % over all weights"
+    told = f"{_exact(extraction.summary.exact_share)} over all weights"
     marks = _title("Weights that a merge restores bit for bit, module by module", f"dotted: {told}")
     marks += left_axis(y.ticks(percent=True), x=left, right=columns.end)
     overall = y.at(extraction.summary.exact_share)
     marks.append(Line(((left, overall), (columns.end, overall)), "whole"))
     for module in modules:
         spot = spot_of(module.name)
-        tip = f"{module.name}\n{100 * module.exact_share:.4g} % bit for bit"
+        tip = f"{module.name}\n{_exact(module.exact_share)} bit for bit"
         marks.append(Dot(columns.centre(spot.column), y.at(module.exact_share), tones[spot.block], tip, 2.8))
     marks.append(Line(((left, _TOP), (left, bottom), (columns.end, bottom)), "frame"))
     marks += columns.axis(bottom)
     marks += legend(_named(tones), x=left, y=bottom + 68)
-    described = f"Dots by layer, from {100 * min(shares):.4g} % to {100 * max(shares):.4g} %; {told}."
+    described = f"Dots by layer, from {_exact(min(shares))} to {_exact(max(shares))}; {told}."
     return Picture("Share restored bit for bit", described, WIDTH, bottom + 80, tuple(marks))
+
+
+def _exact(share: float) -> str:
+    return significant_percent(share, digits=4)
 
 
 # --- verification -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from publisher.errors import ManifestError, counted, listed
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.formats import significant_percent
 from publisher.release.charts import floors, margin
 from publisher.release.dossier import Dossier, Part
 from publisher.release.verdict import verdict_on
@@ -96,7 +97,7 @@ def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
+    return significant_percent(share, digits=4)
 
 
 def spectrum_bar(module: ModuleExtraction) -> str:

@@ -10,9 +10,9 @@ from itertools import takewhile
 
 from publisher.records.extraction import ModuleExtraction, spectrum_places
 from publisher.records.verification import VerificationSet
-from publisher.release.card import FILTERS
 from publisher.release.charts import divergences, error_map, exact_shares, floors, layer_sizes, margin, spectrum
 from publisher.release.dossier import Dossier, Part
+from publisher.release.filters import FILTERS
 from publisher.release.svg import Axis, Line, Mark, Picture, environment, log_axis
 from publisher.release.verdict import Verdict, verdict_on
 

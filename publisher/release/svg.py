@@ -11,11 +11,13 @@ from typing import ClassVar
 
 from jinja2 import Environment
 
+from publisher.records.formats import significant_percent
 from publisher.release.templating import html_environment
 
 _STEPS = (1, 2, 5, 10)
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PLAIN = 1e-3, 1e4  # numbers between these are written out
+_PERCENT_DIGITS = 6  # of a label: enough for neighbouring ones to differ
 _LETTER = 6.2  # mean width of a letter of a label
 
 
@@ -51,7 +53,9 @@ class Axis:
     def ticks(self, *, most: int = 6, percent: bool = False) -> tuple[Tick, ...]:
         """Round values, `most` of them at most."""
         values = _decades(self.low, self.high, most) if self.log else _round_values(self.low, self.high, most)
-        return tuple(Tick(self.at(v), share(v) if percent else number(v)) for v in values)
+        return tuple(
+            Tick(self.at(v), significant_percent(v, digits=_PERCENT_DIGITS) if percent else number(v)) for v in values
+        )
 
 
 _LEAST = 1e-30  # of what is drawn: evidence of others may hold numbers that no division survives
@@ -88,11 +92,6 @@ def number(value: float) -> str:
     digits, _, power = f"{value:.3e}".partition("e")
     factor = f"{float(digits):g}"
     return ("" if factor == "1" else f"{factor}·") + "10" + str(int(power)).translate(_SUPERSCRIPT)
-
-
-def share(value: float) -> str:
-    """A share of an axis: `99.5%`."""
-    return f"{100 * value:.6g}%"
 
 
 # --- marks --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from publisher.checkpoints.downloads import brought_here
-from publisher.checkpoints.weights import elsewhere
+from publisher.checkpoints.snapshots import elsewhere
 from publisher.engines import Begin, Job
 from publisher.manifest.schema import Variant, VerificationSettings
 from publisher.records.filenames import ADAPTER, CONFIG

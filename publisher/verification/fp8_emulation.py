@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from publisher.checkpoints import fp8
-from publisher.checkpoints.tensors import CONFIG, Scale, TensorHeader, read_config
-from publisher.checkpoints.weights import headers_of, reader_of
+from publisher.checkpoints.files import CONFIG, read_config
+from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import FetchError, listed
 from publisher.records.checkpoint import Snapshot
 

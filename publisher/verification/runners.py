@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from publisher.adapters.loading import Adapter, class_named, load_adapter, quiet
-from publisher.checkpoints.tensors import companions
+from publisher.checkpoints.files import companions
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Variant, VerificationSettings
 from publisher.records.checkpoint import Snapshot

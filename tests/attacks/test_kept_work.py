@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from publisher.adapters.peft_files import Factors
 from publisher.errors import ExtractionError, PublisherError, VerificationError
-from publisher.extraction.kept import Shelf
+from publisher.extraction.module_cache import Shelf
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
 from publisher.pipeline.run import Run, _Place, run

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.border.files import UnreadableError, entries, open_regular, read_regular, regular_files
 from publisher.border.json_text import parse_json
 from publisher.border.limits import LIMITS
@@ -18,7 +18,8 @@ from publisher.border.names import tensor_name
 from publisher.border.paths import repository_path
 from publisher.border.safetensors_header import parse_header
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.tensors import file_headers, read_headers, read_json
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.errors import FetchError
 from publisher.manifest.reading import read_manifest
 from publisher.records.audit import Audit

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from publisher.checkpoints.tensors import Scale, TensorHeader, TensorReader, file_headers
-from publisher.checkpoints.weights import Sides
+from publisher.checkpoints.headers import Scale, TensorHeader, file_headers
+from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ExtractionError
 from publisher.extraction.comparison import (

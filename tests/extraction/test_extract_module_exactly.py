@@ -10,7 +10,7 @@ from torch import Tensor
 from publisher.adapters.peft_files import Factors
 from publisher.extraction.module import extract_module
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics.rounding import Arithmetic, merged
+from publisher.numerics.intervals import Arithmetic, merged
 from publisher.records.extraction import PLATEAU, ExactRecovery
 
 NAME = "model.layers.3.mlp.up_proj.weight"

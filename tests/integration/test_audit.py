@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.cli import app as cli
 from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison

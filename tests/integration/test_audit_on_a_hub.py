@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, constants
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.errors import FetchError, HubError
 from publisher.hub.local import LocalHub
 from publisher.records.audit import Audit

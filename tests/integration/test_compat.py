@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.cli.app import cli
 from publisher.errors import CardError, FetchError, HubError, ManifestError, PushError
 from publisher.manifest.reading import load_manifest

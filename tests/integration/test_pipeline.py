@@ -441,7 +441,7 @@ def test_without_a_hub_one_sentence_says_so_and_what_to_do(tmp_path: Path) -> No
         port = closed.getsockname()[1]  # bound and not listening: nobody answers
         answer = publish(
             "--manifest",
-            str(packaged_folder("manifests") / "clef.yaml"),
+            str(ROOT / "manifests/clef.yaml"),
             "--dry-run",
             cwd=tmp_path,
             HF_ENDPOINT=f"http://127.0.0.1:{port}",
@@ -481,7 +481,7 @@ def imported(*arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", *map(str, sorted(packaged_folder("manifests").glob("*.yaml")))]],
+    [["--help"], ["check", *map(str, sorted((ROOT / "manifests").glob("*.yaml")))]],
     ids=["help", "check"],
 )
 def test_help_and_check_start_without_torch(arguments: list[str]) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from publisher import __version__
-from publisher.audit import audit
-from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError
-from publisher.audit.evidence import digests, evidence, figures, pictures, verification
-from publisher.audit.meaning import Comparison, compared, picture_problems
-from publisher.audit.release import Release, card, open_release
+from publisher.audits import audit
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError
+from publisher.audits.evidence import digests, evidence, figures, pictures, verification
+from publisher.audits.meaning import Comparison, compared, picture_problems
+from publisher.audits.release import Release, card, open_release
 from publisher.errors import AuditError, PublisherError
 from publisher.manifest.reading import load_manifest
 from publisher.records.files import canonical_json, packaged_folder
@@ -93,7 +93,7 @@ def _reword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert here in text, f"{name} does not say: {here}"
             text = text.replace(here, other)
         file.write_text(text, encoding="utf-8")
-    for module in ("publisher.release.card", "publisher.audit.release"):
+    for module in ("publisher.release.card", "publisher.audits.release"):
         monkeypatch.setattr(f"{module}.packaged_folder", lambda folder: tmp_path / folder)
 
 

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher.adapters.loading import Adapter, load_adapter, quiet, whole_model
-from publisher.checkpoints.tensors import TensorReader, read_headers
+from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ValidationError
 from publisher.manifest.reading import load_manifest

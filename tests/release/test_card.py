@@ -39,23 +39,17 @@ from publisher.records.verification import Fp8Verification, Limits, Verification
 from publisher.release.card import (
     Evidence,
     check_card,
-    count,
-    extent,
-    figure,
-    grouped,
     load_evidence,
-    percent,
-    points,
     render_card,
-    size,
     stamp,
 )
+from publisher.release.filters import count, extent, figure, grouped, percent, points, size
 from publisher.verification.metrics import Pair, set_figures
 
 if TYPE_CHECKING:
     from publisher.records.record import Record
 
-MANIFESTS = packaged_folder("manifests")
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")

@@ -97,11 +97,11 @@ def test_every_figure_of_the_evidence_is_told_with_what_it_means() -> None:
     assert told["verdict"].startswith("whole: ")
     assert told["shape"] == "8 x 10 (out x in), 80 weights"
     assert told["rank"] == "4 of at most 8; found by exact svd"
-    assert told["error"] == "2 % of the update, factors as shipped; 1 of the floor"
+    assert told["error"] == "2% of the update, factors as shipped; 1 of the floor"
     assert told["singular values"] == "2 to 0.5 kept, then 0.05"
     assert told["noise edge"] == "0.1; the smallest value kept is 5 times as large"
-    assert told["update"] == "rms 0.01; 1 % of the weights unchanged"
-    assert told["bit for bit"] == "80 % of the weights, merged and rounded once"
+    assert told["update"] == "rms 0.01; 1% of the weights unchanged"
+    assert told["bit for bit"] == "80% of the weights, merged and rounded once"
     assert told["tensors"] == (
         f"base_model.model.{Q}.lora_A.weight (4 x 10)\nbase_model.model.{Q}.lora_B.weight (8 x 4)"
     )
@@ -132,7 +132,7 @@ def test_the_exact_method_tells_how_the_release_was_merged() -> None:
     )
     told = facts(module(Q).model_copy(update={"recovery": recovery}))
     assert told["merged by"] == "one rounding, as far as can be told"
-    assert told["exact method"].endswith("90 % as shipped; settled after 1 iteration")
+    assert told["exact method"].endswith("90% as shipped; settled after 1 iteration")
     assert told["residual"] == "12 elements in residual.safetensors"
 
 

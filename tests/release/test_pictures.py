@@ -109,7 +109,7 @@ def test_each_module_is_a_cell_coloured_by_its_error_over_the_floor() -> None:
     errors = {"a": 0.002, "b": 0.012, "c": 0.02, "d": 0.026, "e": 0.05, "f": 0.07}
     drawn = error_map(extraction([module(f"layers.0.{key}", relative_error=e) for key, e in errors.items()]))
     assert [rect(drawn, f"layers.0.{key}\n").tone for key in errors] == ["m0", "m1", "m2", "m3", "m4", "m5"]
-    assert "layers.0.d\nrelative error 2.6 %, floor 2 %: 1.3" in tips(drawn)
+    assert "layers.0.d\nrelative error 2.6%, floor 2%: 1.3" in tips(drawn)
 
 
 def test_layers_stand_side_by_side_in_their_order_and_parts_below_each_other() -> None:
@@ -167,7 +167,7 @@ def test_evidence_without_spectra_has_no_picture_of_them_and_the_others_still() 
     old = extraction([module("layers.0.fc", spectra=False)])
     assert spectrum(old) is None
     assert list(card_pictures(old)) == ["errors.svg"]
-    assert tips(error_map(old)) == ["layers.0.fc\nrelative error 2 %, floor 2 %: 1"]
+    assert tips(error_map(old)) == ["layers.0.fc\nrelative error 2%, floor 2%: 1"]
 
 
 def test_a_long_name_is_cut_where_the_next_panel_begins() -> None:
@@ -203,7 +203,7 @@ def test_each_module_s_share_is_a_dot_within_the_frame() -> None:
     shares = {"layers.0.a": 0.75, "layers.0.b": 0.95, "layers.1.a": 1.0}
     drawn = exact_shares(extraction([module(name, exact_share=share) for name, share in shares.items()]))
     dots = [mark for mark in drawn.marks if isinstance(mark, Dot)]
-    assert [dot.tip for dot in dots] == [f"{name}\n{100 * share:g} % bit for bit" for name, share in shares.items()]
+    assert [dot.tip for dot in dots] == [f"{name}\n{100 * share:g}% bit for bit" for name, share in shares.items()]
     assert dots[0].y > dots[1].y > dots[2].y
 
 

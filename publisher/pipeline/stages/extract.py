@@ -19,17 +19,20 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned
-from publisher.checkpoints.tensorfile import Planned, write_tensors
-from publisher.checkpoints.tensors import Reader, TensorHeader, read_config, torch_dtype
-from publisher.checkpoints.weights import TensorPair, opened
+from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.files import read_config
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import TensorPair, opened
+from publisher.checkpoints.reading import Reader
+from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.overlap import Behind
+from publisher.engines.io_threads import Behind
 from publisher.errors import ExtractionError, counted, listed
+from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
-from publisher.extraction.kept import Shelf, shelf
-from publisher.extraction.kinship import require_kin, require_low_rank
+from publisher.extraction.model_structure import compared
 from publisher.extraction.module import DTYPES, Extracting
-from publisher.extraction.structure import compared
+from publisher.extraction.module_cache import Shelf, shelf
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance

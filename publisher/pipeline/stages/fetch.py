@@ -8,18 +8,10 @@ lists. Shards that are missing or cut short are refused here, before any long wo
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from publisher.checkpoints.tensors import (
-    CONFIG,
-    INDEX,
-    SINGLE,
-    checkpoint_files,
-    read_config,
-    read_headers,
-    shards_of,
-    weight_entry,
-)
-from publisher.checkpoints.weights import headers_of
-from publisher.engines.overlap import side_by_side
+from publisher.checkpoints.files import CONFIG, INDEX, SINGLE, checkpoint_files, read_config, shards_of, weight_entry
+from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.snapshots import headers_of
+from publisher.engines.io_threads import side_by_side
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from publisher.checkpoints.tensors import CONFIG
+from publisher.checkpoints.files import CONFIG
 from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination

@@ -31,11 +31,12 @@ from publisher.adapters.loading import (
 )
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
-from publisher.checkpoints.tensors import TensorHeader
-from publisher.checkpoints.weights import Sides, TensorPair, headers_of, opened, readers_of
+from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import Sides, TensorPair, opened, readers_of
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Begin, Engine, Finish, Tell
 from publisher.errors import ValidationError, listed
-from publisher.extraction.sidesjob import SidesJob
+from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
 from publisher.numerics import lora
@@ -220,7 +221,7 @@ def _claim(
 
 
 @dataclass(frozen=True, slots=True)
-class Checking(SidesJob[Claim, _Checked]):
+class Checking(PairJob[Claim, _Checked]):
     """Merges a module's factors into the base's weight and holds the result against the source's."""
 
     def label(self, unit: Claim) -> str:

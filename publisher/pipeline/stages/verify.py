@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from publisher.checkpoints.tensors import companions_digest
-from publisher.checkpoints.weights import headers_of
+from publisher.checkpoints.files import companions_digest
+from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine, Machine
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import Bounds, Variant, VerificationSettings
