@@ -24,7 +24,7 @@ from publisher.manifest.fields import TASK_TYPES
 from publisher.manifest.schema import Variant
 from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import ADAPTER, CONFIG, EXTRACTION
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 _FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")
@@ -75,7 +75,7 @@ class Adapter:
 
 def _config(folder: Path) -> dict[str, Any] | None:
     try:
-        return read_json(folder / CONFIG)
+        return read_json(folder / ADAPTER_CONFIG)
     except FetchError:
         return None
 
@@ -103,7 +103,7 @@ def adapter_checks(adapter: Adapter) -> Iterator[Check]:
 
 def config(adapter: Adapter) -> str:
     """adapter_config.json holds what PEFT needs, in the types that the Hub accepts."""
-    found = read_json(adapter.folder / CONFIG)
+    found = read_json(adapter.folder / ADAPTER_CONFIG)
     wanted = {
         "peft_type": (found.get("peft_type") == "LORA", "'LORA'"),
         "task_type": (found.get("task_type") in TASK_TYPES, f"a string, one of {', '.join(TASK_TYPES)}"),
@@ -208,7 +208,7 @@ def _fields(adapter: Adapter) -> Mapping[str, Any]:
         UncheckedError: one of them is wrong, as the check of the configuration says.
     """
     try:
-        return reduced(needed(adapter.config, CONFIG)).fields
+        return reduced(needed(adapter.config, ADAPTER_CONFIG)).fields
     except ValidationError as error:
         raise UncheckedError(error.found) from error
 
@@ -240,7 +240,7 @@ def scale(adapter: Adapter) -> str:
         rank = ranks.get(rank_keys.key_for(name), found.get("r"))
         alpha = alphas.get(alpha_keys.key_for(name), found.get("lora_alpha"))
         if rank is None or alpha is None:
-            raise UncheckedError(f"{CONFIG} gives no rank and alpha for {name}")
+            raise UncheckedError(f"{ADAPTER_CONFIG} gives no rank and alpha for {name}")
         if rank != b.shape[1]:
             problems.append(f"{name}: the config gives rank {rank}, the tensors have {b.shape[1]}")
         scales[float(alpha / (math.sqrt(rank) if found.get("use_rslora") else rank))] += 1

@@ -20,12 +20,11 @@ from publisher.adapters.loading import load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.audits.meaning import other_renderer, picture_problems
+from publisher.audits.meaning import chart_problems, other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
-from publisher.checkpoints.files import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.files import read_json
+from publisher.checkpoints.files import MODEL_CONFIG, read_json
 from publisher.checkpoints.reading import TensorReader
 from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
 from publisher.extraction.summary import summary_problems
@@ -36,12 +35,21 @@ from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
-from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXTRACTION, LOADERS, MANIFEST, PICTURES, VERIFICATION
+from publisher.records.filenames import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CARD,
+    CHARTS,
+    EXTRACTION,
+    LOADERS,
+    MANIFEST,
+    VERIFICATION,
+)
 from publisher.records.files import digest_of, sha256_of
 from publisher.records.loaders import Loaders
 from publisher.records.verification import Verification
-from publisher.release.card import load_extraction, load_verification
-from publisher.release.charts import card_pictures
+from publisher.release.charts import card_charts
+from publisher.release.evidence import load_extraction, load_verification
 from publisher.verification.metrics import inconsistencies
 
 _ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
@@ -60,7 +68,7 @@ def evidence_checks(adapter: Adapter) -> Iterator[Check]:
         "singular values": singular_values,
         "loaders": loaders,
         "verification": verification,
-        "pictures": pictures,
+        "charts": charts,
         "source": partial(checkpoint, side="source"),
         "base": partial(checkpoint, side="base"),
         "loading": loading,
@@ -111,7 +119,7 @@ def digests(adapter: Adapter) -> str:
         elif path.stat().st_size != recorded.size:
             problems.append(f"{name} has {path.stat().st_size} bytes; {EXTRACTION} says {recorded.size}")
     require_none(problems)
-    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {CONFIG} {summary.config.sha256[:12]}…"
+    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {ADAPTER_CONFIG} {summary.config.sha256[:12]}…"
 
 
 # --- config and tensors as recorded -------------------------------------------------------------------------
@@ -119,7 +127,7 @@ def digests(adapter: Adapter) -> str:
 
 def recorded_config(adapter: Adapter) -> str:
     """adapter_config.json is what manifest and modules give, field for field."""
-    found, extraction = needed(adapter.config, CONFIG), _recorded(adapter)
+    found, extraction = needed(adapter.config, ADAPTER_CONFIG), _recorded(adapter)
     variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
     base = _pinned(variant, extraction.base)
     carried, rank = extraction.summary.carried, max(module.rank for module in modules)
@@ -229,7 +237,7 @@ def loaders(adapter: Adapter) -> str:
     older = require_as_written(file, found)
     if found.path != adapter.path:
         raise AuditError(f"{LOADERS} is that of the variant {found.path}")
-    judged = {ADAPTER: found.adapter_sha256, CONFIG: found.config_sha256}
+    judged = {ADAPTER: found.adapter_sha256, ADAPTER_CONFIG: found.config_sha256}
     others = [name for name, digest in judged.items() if _is_other(adapter.folder / name, digest)]
     require_none([f"{LOADERS} is of another {name}" for name in others])
     return f"{len(found.verdicts)} loaders, judged on these weights and this configuration{older}"
@@ -260,16 +268,16 @@ def _verification(variant: Variant, extraction: Extraction, file: Path) -> Verif
     return load_verification(variant, extraction, file=file)
 
 
-def pictures(adapter: Adapter) -> str:
-    """The card's pictures are what extraction.json gives, byte for byte.
+def charts(adapter: Adapter) -> str:
+    """The card's charts are what extraction.json gives, byte for byte.
 
     Raises:
         UncheckedError: another version drew them, and their numbers are those of this version's.
     """
-    wanted = card_pictures(_recorded(adapter))
-    there = {name: adapter.folder / name for name in PICTURES if (adapter.folder / name).is_file()}
+    wanted = card_charts(_recorded(adapter))
+    there = {name: adapter.folder / name for name in CHARTS if (adapter.folder / name).is_file()}
     if not there:
-        raise UncheckedError(f"there is none of {', '.join(PICTURES)}")
+        raise UncheckedError(f"there is none of {', '.join(CHARTS)}")
     other = {name: path for name, path in there.items() if not _is_drawn(path, wanted.get(name))}
     lost = [name for name in wanted if name not in there]
     drawn_by = _other_renderer(adapter) if other or lost else ""
@@ -286,16 +294,16 @@ def pictures(adapter: Adapter) -> str:
 
 
 def _is_drawn(path: Path, wanted: str | None) -> bool:
-    """Whether the file holds just this text; no more than a picture's size is read."""
+    """Whether the file holds just this text; no more than a chart's size is read."""
     return wanted is not None and path.stat().st_size == len(wanted.encode()) and path.read_bytes() == wanted.encode()
 
 
 def _amiss(path: Path, wanted: str | None) -> list[str]:
     if wanted is None:
-        return [f"{EXTRACTION} gives no such picture"]
+        return [f"{EXTRACTION} gives no such chart"]
     if path.stat().st_size > LIMITS.text_bytes:
         return [f"it has {path.stat().st_size} bytes; expected at most {LIMITS.text_bytes}"]
-    return picture_problems(read_text(path), wanted)
+    return chart_problems(read_text(path), wanted)
 
 
 def _other_renderer(adapter: Adapter) -> str:
@@ -334,7 +342,7 @@ def checkpoint(adapter: Adapter, *, side: str) -> str:
 def loading(adapter: Adapter) -> str:
     """PEFT puts every tensor into the model class that the base's config.json describes, and nothing else."""
     if adapter.config is None or adapter.headers is None:
-        raise UncheckedError(f"there is no readable {CONFIG} and {ADAPTER}")
+        raise UncheckedError(f"there is no readable {ADAPTER_CONFIG} and {ADAPTER}")
     base = _base_folder(adapter)
     claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
     with quiet():
@@ -389,12 +397,12 @@ def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
 
 def _base_folder(adapter: Adapter) -> Path:
     """A folder with the base's config.json, which is the recorded one where one is recorded."""
-    config = needed(adapter.config, CONFIG)
+    config = needed(adapter.config, ADAPTER_CONFIG)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if adapter.variant is not None:
         name, revision = adapter.variant.base.where, adapter.variant.base.revision
     if not isinstance(name, str) or not name:
-        raise UncheckedError(f"{CONFIG} names no base")
+        raise UncheckedError(f"{ADAPTER_CONFIG} names no base")
     if Path(name).is_dir() and revision is None:
         folder = Path(name)
     elif adapter.variant is not None and adapter.variant.base.path is not None:

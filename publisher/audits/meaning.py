@@ -437,7 +437,7 @@ def _other_code(there: _Card, here: _Card) -> Iterator[str]:
             yield from (span for span in _SPAN.findall(line) if " " in span.strip() and span not in spans)
 
 
-# --- pictures -----------------------------------------------------------------------------------------------
+# --- charts -----------------------------------------------------------------------------------------------
 
 _ACTIVE: Final = re.compile(
     r"<\s*(script|foreignObject|image|a|use|iframe|animate|set)\b|href|\bon\w+\s*=|<!|url\s*\(|@import", re.IGNORECASE
@@ -446,15 +446,15 @@ _STYLE: Final = re.compile(r"<style>[^<]*</style>")
 _LABEL: Final = re.compile(r">([^<]*)")
 
 
-def picture_problems(picture: str, expected: str) -> list[str]:
+def chart_problems(chart: str, expected: str) -> list[str]:
     """Return what an SVG file of another version says that this version's does not: numbers, or anything active."""
-    active = _ACTIVE.search(picture)
+    active = _ACTIVE.search(chart)
     if active:
-        return [f"it holds {active[0]}, which no picture of this tool does"]
-    there, here = (Counter(_numbers(text)) for text in (picture, expected))
+        return [f"it holds {active[0]}, which no chart of this tool does"]
+    there, here = (Counter(_numbers(text)) for text in (chart, expected))
     return [f"{number} follows from no artefact" for number in there - here]
 
 
-def _numbers(picture: str) -> Iterator[str]:
-    for label in _LABEL.findall(_STYLE.sub("", picture)):
+def _numbers(chart: str) -> Iterator[str]:
+    for label in _LABEL.findall(_STYLE.sub("", chart)):
         yield from _facts(html.unescape(label))

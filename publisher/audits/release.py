@@ -40,8 +40,9 @@ from publisher.records.loaders import LoaderVerdict
 from publisher.records.progress import Progress
 from publisher.records.verification import Verification
 from publisher.release import signing
-from publisher.release.card import Evidence, check_card, load_loaders, load_verification, render_card
+from publisher.release.card import check_card, render_card
 from publisher.release.commitplan import holds_bytes
+from publisher.release.evidence import VariantEvidence, load_loaders, load_verification
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)", re.DOTALL)  # as the Hub finds it
@@ -174,7 +175,7 @@ def _is_artefact(name: str) -> bool:
 def _require_adapter(names: frozenset[str], where: str) -> None:
     if not any(PurePosixPath(name).name in {filenames.MANIFEST, *filenames.PER_VARIANT} for name in names):
         raise FetchError(
-            f"{where} holds no adapter", expected=f"{filenames.CONFIG} and {filenames.ADAPTER} in some folder"
+            f"{where} holds no adapter", expected=f"{filenames.ADAPTER_CONFIG} and {filenames.ADAPTER} in some folder"
         )
 
 
@@ -343,14 +344,15 @@ def _by_meaning(readme: Path, text: str, *, made_by: str) -> str:
     return told
 
 
-def _evidence(variant: Variant, folder: Path) -> Evidence:
+def _evidence(variant: Variant, folder: Path) -> VariantEvidence:
     """As it is: whether it is the manifest's is asked by another check."""
     try:
         extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
     verification = _verification(variant, extraction, folder)
-    return Evidence(variant, extraction, verification, _loaders(extraction, folder / filenames.LOADERS))
+    loaders = _loaders(extraction, folder / filenames.LOADERS)
+    return VariantEvidence(variant=variant, extraction=extraction, verification=verification, loaders=loaders)
 
 
 def _verification(variant: Variant, extraction: Extraction, folder: Path) -> Verification | None:
@@ -426,6 +428,6 @@ def _header(readme: Path) -> dict[str, Any]:
 
 
 def _bases(release: Release) -> set[str]:
-    configs = [folder / filenames.CONFIG for _, folder in release.adapter_folders()]
+    configs = [folder / filenames.ADAPTER_CONFIG for _, folder in release.adapter_folders()]
     named = (read_json(config).get("base_model_name_or_path") for config in configs if config.is_file())
     return {name for name in named if isinstance(name, str) and name}

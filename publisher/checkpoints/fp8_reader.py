@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from publisher.checkpoints.files import CONFIG
+from publisher.checkpoints.files import MODEL_CONFIG
 from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.reading import Reader, in_blocks
 from publisher.errors import FetchError
@@ -108,7 +108,7 @@ def _weight_block(config: Mapping[str, Any], where: str) -> tuple[int, int]:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
     raise FetchError(
-        f"{CONFIG} of {where} does not say how large the blocks of its FP8 weights are",
+        f"{MODEL_CONFIG} of {where} does not say how large the blocks of its FP8 weights are",
         expected='"quantization_config": {"weight_block_size": [128, 128], ...}',
         next_step="download the checkpoint's own config.json",
     )

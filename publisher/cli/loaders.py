@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from publisher.checkpoints.files import CONFIG, read_config, read_json
+from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
 from publisher.loaders import judge
@@ -92,7 +92,7 @@ def _of_variant(variant: Variant, staged: Path, manifest: Path) -> Subject:
 
 
 def _in_folder(folder: Path, base: Path | None) -> Subject:
-    from publisher.records.filenames import CONFIG as ADAPTER_CONFIG
+    from publisher.records.filenames import ADAPTER_CONFIG
 
     config = read_json(folder / ADAPTER_CONFIG)
     place = base or _named_base(config.get("base_model_name_or_path"), config.get("revision"))
@@ -105,4 +105,4 @@ def _named_base(name: object, revision: object) -> Path:
     if Path(name).is_dir():
         return Path(name)
     pin = revision if isinstance(revision, str) and revision else hub.resolve_revision(name, "main")
-    return hub.download(name, pin, filename=CONFIG).parent
+    return hub.download(name, pin, filename=MODEL_CONFIG).parent

@@ -1,4 +1,4 @@
-"""`publish card --from-hub`: the card again, from the evidence that is published; it and its pictures are committed.
+"""`publish card --from-hub`: the card again, from the evidence that is published; it and its charts are committed.
 
 For a better template or a corrected summary, without the checkpoints and without the machine that extracted. Where
 the manifest's words changed, its published copy goes along, since a card must follow from what lies beside it. It
@@ -20,8 +20,9 @@ from publisher.records.checkpoint import FileDigest
 from publisher.records.filenames import CARD, EXTRACTION, LOADERS, MANIFEST, VERIFICATION
 from publisher.records.files import write_text
 from publisher.records.publication import CommitPlan, PushOutcome
-from publisher.release.card import card_files, check_card, load_evidence
+from publisher.release.card import card_files, check_card
 from publisher.release.commitplan import BRANCH, compare_with_head
+from publisher.release.evidence import load_evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import (
     ADAPTER,
+    ADAPTER_CONFIG,
     CARD,
-    CONFIG,
     EXPORTS,
     EXTRACTION,
     LOADERS,
@@ -45,10 +45,11 @@ from publisher.records.provenance import code_digest
 from publisher.records.publication import CommitPlan, PushOutcome, Signing
 from publisher.records.validation import Validation
 from publisher.records.verification import Verification
-from publisher.release.card import card_files, load_evidence, other_pictures
+from publisher.release.card import card_files, stale_charts
 from publisher.release.commitplan import dry_plan, staged_files
+from publisher.release.evidence import load_evidence
 from publisher.release.signing import Means, is_signed, require_means, sign_release
-from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.request_files import RequestFile, read_request_file
 
 if TYPE_CHECKING:
     from publisher.engines import Engine
@@ -461,7 +462,7 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     exports = (name for names in EXPORTS.values() for name in names)
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER, RESIDUAL, *exports)
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER, RESIDUAL, *exports)
     return digest_of([files, code_digest(_VALIDATING)])
 
 
@@ -480,7 +481,11 @@ def _loaders(place: _Place, validation: Validation, progress: Progress) -> tuple
     from publisher.pipeline.stages.readback import base_config
 
     result, marker = place.staged / LOADERS, place.work("loaders.json")
-    rests_on = [_digests(place.staged, EXTRACTION, CONFIG, ADAPTER), validation.packages, place.variant.adapter.exports]
+    rests_on = [
+        _digests(place.staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER),
+        validation.packages,
+        place.variant.adapter.exports,
+    ]
     key = digest_of([rests_on, code_digest(_JUDGING)])
     if place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
         return Loaders.read(result).verdicts
@@ -507,7 +512,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
+        inputs=Inputs(
+            base=pair.base,
+            tuned=pair.source,
+            fp8=pair.fp8,
+            request_files=place.requests,
+            model_gpus=options.model_gpus,
+        ),
         staged=place.staged,
         work=place.work(""),
         engine=engine,
@@ -523,7 +534,7 @@ def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     if settings is None:
         return ()
     return tuple(
-        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        read_request_file(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
         for one in settings.sets
     )
 
@@ -540,7 +551,7 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     variant, staged = place.variant, place.staged
-    files = _digests(staged, EXTRACTION, CONFIG, ADAPTER)
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER)
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _companions(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place, progress) if variant.fp8 and variant.fp8.path else ""
@@ -567,15 +578,15 @@ def _verification_lapse(place: _Place, progress: Progress) -> str:
 
 
 def rendered_card(manifest: Manifest, options: Run) -> dict[str, str]:
-    """README.md and its pictures from the JSON artefacts alone, by path in the release."""
+    """README.md and its charts from the JSON artefacts alone, by path in the release."""
     return card_files(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
 
 
 def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
-    """Write README.md, its pictures and the manifest's copy; whether the card changed."""
+    """Write README.md, its charts and the manifest's copy; whether the card changed."""
     progress("rendering the card")
     files, readme = rendered_card(manifest, options), options.staged / CARD
-    stale = other_pictures(manifest, files, options.staged)
+    stale = stale_charts(manifest, files, options.staged)
     changed = bool(stale) or not readme.is_file() or readme.read_bytes() != files[CARD].encode()
     for path in stale:
         (options.staged / path).unlink(missing_ok=True)
@@ -636,7 +647,7 @@ def _require_fresh(manifest: Manifest, options: Run) -> None:
     files = rendered_card(manifest, options)
     wanted = {**files, MANIFEST: options.manifest_file.read_text(encoding="utf-8")}
     stale = [name for name, text in wanted.items() if not _holds_text(options.staged / name, text)]
-    stale += other_pictures(manifest, files, options.staged)
+    stale += stale_charts(manifest, files, options.staged)
     if stale:
         raise PushError(
             f"{options.staged / stale[0]} is stale", next_step=f"publish card --manifest {options.manifest_file}"

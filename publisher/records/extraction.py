@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from publisher.records.checkpoint import Checkpoint, ExportFile, FileDigest
-from publisher.records.filenames import ADAPTER, CONFIG, RESIDUAL
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, RESIDUAL
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.record import SCHEMA_VERSION, Count, Each, Figure, Record, TensorName
 
@@ -207,7 +207,9 @@ class ExtractionSummary(Record):
     def written(self) -> dict[str, FileDigest]:
         """The adapter's files, by the name that each must have."""
         residual = {RESIDUAL: self.recovery.residual} if self.recovery and self.recovery.residual else {}
-        return {ADAPTER: self.adapter, CONFIG: self.config} | residual | {file.name: file for file in self.exports}
+        return (
+            {ADAPTER: self.adapter, ADAPTER_CONFIG: self.config} | residual | {file.name: file for file in self.exports}
+        )
 
 
 class RecoverySummary(Record):

@@ -11,7 +11,15 @@ from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.manifest.schema import Reference
 from publisher.records import formats
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Extraction, ExtractionSummary
+from publisher.records.extraction import Extraction, ExtractionSummary, Tools
+from publisher.records.filenames import ERRORS_CHART, RESIDUAL, SPECTRUM_CHART
+from publisher.release.charts import card_chart_names
+from publisher.release.evidence import VariantEvidence
+
+_CHART_TEXTS = {
+    ERRORS_CHART: "each module's relative error, in units of what merge rounding leaves",
+    SPECTRUM_CHART: "singular values of three modules and the largest that rounding alone would have",
+}
 
 
 def count(number: int) -> Markdown:
@@ -73,6 +81,31 @@ def uncertain(extraction: Extraction) -> int:
     return sum(module.rank_at_least for module in extraction.modules)
 
 
+def chart_paths(evidence: VariantEvidence) -> tuple[str, ...]:
+    """Return where a variant's charts are in the release."""
+    folder = f"{evidence.variant.folder}/" if evidence.variant.folder else ""
+    return tuple(f"{folder}{name}" for name in card_chart_names(evidence.extraction))
+
+
+def chart_text(path: str) -> str:
+    """Return what a chart shows, for a reader who cannot see it."""
+    return _CHART_TEXTS[path.rpartition("/")[2]]
+
+
+def residual_path(evidence: VariantEvidence) -> str:
+    """Return where a variant's residual.safetensors is in the release."""
+    return f"{evidence.variant.folder}/{RESIDUAL}" if evidence.variant.folder else RESIDUAL
+
+
+def made_by(tools: Tools) -> str:
+    """Return which version of this tool made an extraction, with which torch."""
+    checkout = ""
+    if tools.commit:
+        changes = ", with uncommitted changes" if tools.dirty else ""
+        checkout = f" ({tools.commit[:8]}{changes})"
+    return f"publisher {tools.publisher}{checkout}, torch {tools.packages['torch']}"
+
+
 def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
     """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
     return tuple(_groups(sorted(names)))
@@ -106,5 +139,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
         full_width,
         uncertain,
         grouped,
+        chart_paths,
+        chart_text,
+        residual_path,
+        made_by,
     )
 }

@@ -1,6 +1,6 @@
-"""Axes and marks: what a picture is made of, and its SVG.
+"""Axes and marks: what a chart is made of, and its SVG.
 
-Coordinates are in units of the picture, about a pixel each; y grows downwards. The same picture gives the same bytes.
+Coordinates are in units of the chart, about a pixel each; y grows downwards. The same chart gives the same bytes.
 No figure is worked out here.
 """
 
@@ -153,8 +153,8 @@ Mark = Rect | Dot | Line | Label
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture: marks in the order in which they are drawn, and its content in words for who cannot see it."""
+class Chart:
+    """A chart: marks in the order in which they are drawn, and its content in words for who cannot see it."""
 
     title: str
     description: str
@@ -193,9 +193,9 @@ def left_axis(ticks: Sequence[Tick], *, x: float, right: float) -> list[Mark]:
 # --- SVG ----------------------------------------------------------------------------------------------------
 
 
-def svg(picture: Picture) -> str:
+def svg(chart: Chart) -> str:
     """A file of its own, legible on a light and on a dark ground, without anything fetched from elsewhere."""
-    return environment().get_template("picture.svg.j2").render(picture=picture)
+    return environment().get_template("chart.svg.j2").render(chart=chart)
 
 
 def environment() -> Environment:

@@ -26,7 +26,7 @@ from publisher.records.audit import Audit
 from publisher.records.checkpoint import FileDigest
 from publisher.records.files import canonical_json
 from publisher.records.progress import silent
-from publisher.release.dossier import dossier
+from publisher.release.evidence import read_release
 
 
 def audited(folder: Path) -> Audit:
@@ -148,7 +148,7 @@ def test_a_report_of_a_folder_follows_no_link_in_it(own_tiny_run: Path) -> None:
     (release / "extraction.json").rename(own_tiny_run / "elsewhere.json")
     (release / "extraction.json").symlink_to(own_tiny_run / "elsewhere.json")
     with pytest.raises(FetchError, match=r"holds no extraction\.json"):
-        dossier(None, release, staged=None)
+        read_release(None, release, staged=None)
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from publisher.records.extraction import Extraction
 from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
-from publisher.release.card import load_evidence
-from publisher.release.dossier import dossier
+from publisher.release.evidence import load_evidence, read_release
 from tests.manifests import one_variant
 
 Staging = Callable[[Path, dict[str, str], str], Path]
@@ -166,7 +165,7 @@ def test_verdicts_that_an_earlier_version_put_in_extraction_json_are_read_there(
         evidence(folder).model_copy(update={"loaders": verdicts(folder)}).write(STAGED / folder / "extraction.json")
         (STAGED / folder / "loaders.json").unlink()
     assert load_evidence(load_manifest(MANIFEST), STAGED)[0].loaders == given
-    assert dossier(None, STAGED, staged=None).parts[0].loaders == given
+    assert read_release(None, STAGED, staged=None).adapters[0].loaders == given
     rerun(first="card")
     assert (STAGED / "README.md").read_bytes() == card
     found = audited()

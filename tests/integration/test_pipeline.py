@@ -27,7 +27,7 @@ from publisher.records.verification import Verification
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
-PICTURES = ("errors.svg", "spectrum.svg")
+CHARTS = ("errors.svg", "spectrum.svg")
 EVIDENCE = ("extraction.json", "loaders.json", "verification.json")
 PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", *EVIDENCE)
 BOTH = ("extract", "validate")
@@ -70,7 +70,7 @@ def edit_manifest(change: str, to: str) -> None:
 
 
 def test_the_staged_tree_is_the_release_and_nothing_else(demo_run: Path) -> None:
-    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *PICTURES)}
+    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *CHARTS)}
     assert content(demo_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
     assert (demo_run / STAGED / "manifest.yaml").read_bytes() == (packaged_folder("manifests") / MANIFEST).read_bytes()
 

@@ -13,7 +13,7 @@ STAGES = (
     "pipeline.stages.validate",
     "pipeline.stages.verify",
     "loaders",
-    "verification.answering",
+    "verification.answer_job",
 )
 OUTSIDE = {
     "cli/app.py",
@@ -21,7 +21,7 @@ OUTSIDE = {
     "pipeline/run.py",
     "release/card.py",
     "pipeline/stages/push.py",
-    "audit/__init__.py",
+    "audits/__init__.py",
     "release/report.py",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from publisher.loaders import judge
 from publisher.loaders.subject import Base, read_subject
 from publisher.manifest.schema import Variant
-from publisher.records.filenames import ADAPTER, CONFIG, LOADERS
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, LOADERS
 from publisher.records.files import sha256_of
 from publisher.records.loaders import Loaders
 from publisher.records.validation import Validation
@@ -35,7 +35,7 @@ def try_loaders(variant: Variant, *, staged: Path, base: Path, validation: Valid
     found = Loaders(
         path=variant.path,
         adapter_sha256=sha256_of(staged / ADAPTER),
-        config_sha256=sha256_of(staged / CONFIG),
+        config_sha256=sha256_of(staged / ADAPTER_CONFIG),
         verdicts=judge(subject, validation),
     )
     found.write(staged / LOADERS)

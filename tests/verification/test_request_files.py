@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from publisher.errors import VerificationError
-from publisher.verification.requests import Question, Runner, read_requests
+from publisher.verification.request_files import Question, Runner, read_request_file
 
 CHOICE = {"type": "choice", "criteria": {"b": "second", "a": "first"}}
 SCORE = {"type": "score", "criteria": ["low", "middle", "high"]}
@@ -24,7 +24,7 @@ def written(folder: Path, *lines: Any) -> Path:
 
 def test_options_of_a_choice_are_counted_in_the_order_of_their_ids(tmp_path: Path) -> None:
     row = GOOD | {"expected": {"q": "b", "s": 2, "n": True}}
-    (request,) = read_requests(written(tmp_path, row), name="set", runner="decision").requests
+    (request,) = read_request_file(written(tmp_path, row), name="set", runner="decision").requests
     assert request.questions == (Question("q", "choice", 1), Question("s", "score", 2), Question("n", "noul", 0))
     assert request.benchmark == "colours"
     assert "expected" not in request.body
@@ -33,14 +33,15 @@ def test_options_of_a_choice_are_counted_in_the_order_of_their_ids(tmp_path: Pat
 @pytest.mark.parametrize(("given", "index"), [(True, 0), (False, 1), (1, 0), (0.0, 1), ("yes", 0), ("no", 1)])
 def test_yes_comes_before_no_as_in_a_decision_module_s_logits(tmp_path: Path, given: Any, index: int) -> None:
     file = written(tmp_path, GOOD | {"expected": {"n": given}})
-    assert read_requests(file, name="set", runner="decision").requests[0].questions[2] == Question("n", "noul", index)
+    (request,) = read_request_file(file, name="set", runner="decision").requests
+    assert request.questions[2] == Question("n", "noul", index)
 
 
 def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Path) -> None:
     file = written(tmp_path, *({"text": f"t{i}"} for i in range(4)))
     packed = tmp_path / "set.jsonl.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
-    plain, zipped = (read_requests(one, name="set", runner="logits", limit=3) for one in (file, packed))
+    plain, zipped = (read_request_file(one, name="set", runner="logits", limit=3) for one in (file, packed))
     assert [one.id for one in zipped.requests] == ["line 1", "line 2", "line 3"]
     assert [one.body for one in plain.requests] == [one.body for one in zipped.requests]
 
@@ -73,7 +74,7 @@ def test_a_packed_file_is_read_like_a_plain_one_and_a_limit_cuts_it(tmp_path: Pa
 def test_a_bad_line_is_one_error_by_file_line_and_field(tmp_path: Path, runner: Runner, line: Any, words: str) -> None:
     file = written(tmp_path, GOOD if runner == "decision" else {"text": "a"}, line)
     with pytest.raises(VerificationError, match=words) as caught:
-        read_requests(file, name="set", runner=runner)
+        read_request_file(file, name="set", runner=runner)
     assert str(caught.value).startswith(str(file))
 
 
@@ -82,4 +83,4 @@ def test_files_that_are_missing_damaged_or_empty_are_refused(tmp_path: Path) -> 
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-12])
     for file, words in ((tmp_path / "no", "no request file"), (cut, "is damaged"), (written(tmp_path), "no request")):
         with pytest.raises(VerificationError, match=words):
-            read_requests(file, name="set", runner="logits")
+            read_request_file(file, name="set", runner="logits")

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.errors import VerificationError
-from publisher.verification.dispatch import device_map, spread
+from publisher.verification.multi_gpu import device_map, spread_over_gpus
 
 LAYERS = 6
 
@@ -49,4 +49,4 @@ def test_a_model_that_they_do_not_hold_is_refused(network: Any) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has two GPUs")
 def test_more_gpus_than_there_are_is_told(network: Any) -> None:
     with pytest.raises(VerificationError, match=r"--model-gpus 2, and there are \d here"):
-        spread(network, 2)
+        spread_over_gpus(network, 2)

@@ -1,9 +1,9 @@
-"""Loading one model, in one of two ways, and letting it answer batches of requests.
+"""Loading one model, by one of two runners, and letting it answer batches of requests.
 
-`decision` runs the source repository's own module on its own files, `logits` takes the next token after each text.
-Base + adapter is loaded as its users load it: the base's weights and config.json, the release's other files (head,
-tokenizer, processor, code), and the adapter by PEFT, whose complaints are errors here. Answers are logits in float32.
-What one request cannot be answered for is its answer; running out of memory is an error.
+The runner `decision` runs the source repository's own module on its own files, `logits` takes the next token after each
+text. Base + adapter is loaded as its users load it: the base's weights and config.json, the tuned checkpoint's other
+files (head, tokenizer, processor, code), and the adapter by PEFT, whose complaints are errors here. Answers are logits
+in float32. Where a request cannot be answered, the reason is its answer; running out of memory is an error.
 """
 
 import gc
@@ -25,54 +25,57 @@ import transformers
 from publisher.adapters.loading import Adapter, class_named, load_adapter, quiet
 from publisher.checkpoints.files import companions
 from publisher.errors import VerificationError, listed
-from publisher.manifest.schema import Variant, VerificationSettings
+from publisher.manifest.schema import VerificationSettings
 from publisher.records.checkpoint import Snapshot
-from publisher.verification.answers import Answer
-from publisher.verification.dispatch import spread
+from publisher.verification.answer_log import Answer
 from publisher.verification.fp8_emulation import emulate
-from publisher.verification.requests import Request
+from publisher.verification.multi_gpu import spread_over_gpus
+from publisher.verification.request_files import Request
 
-Batch = Sequence[Request]
-Runner = Callable[[Batch], list[list[Answer]]]
+Ask = Callable[[Sequence[Request]], list[list[Answer]]]
+"""Asks a model one batch: for each request, the answers to its questions."""
 _MODULE = "publisher_release_module"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What answers.
+    """A model that answers: the released one, or base + adapter.
 
     Attributes:
         label: what progress and messages call it.
-        release: the source, whose folder has its head, code, tokenizer and processor beside the weights.
-        base: the base in place of the source's weights; absent for the released model.
-        adapter: the folder of the adapter on that base.
-        fp8: the FP8 release that the base is turned into first.
+        model_class: name of its class in transformers; only the runner `logits` goes by it.
+        base: the checkpoint whose weights are loaded in place of the tuned ones; None for the released model.
+        tuned: the released checkpoint, whose folder has head, code, tokenizer and processor beside the weights.
+        adapter: folder of the adapter that is put on the base; None for the released model.
+        fp8: the FP8 release that the base is turned into first, where the adapter is tried on that.
     """
 
     label: str
-    release: Snapshot
+    model_class: str
     base: Snapshot | None = None
+    tuned: Snapshot
     adapter: Path | None = None
     fp8: Snapshot | None = None
 
     def mapped(self, change: Callable[[Snapshot], Snapshot]) -> "Model":
-        """The same with each of its checkpoints changed in this way."""
+        """Return the model with each of its checkpoints changed by this function."""
         base, fp8 = (part and change(part) for part in (self.base, self.fp8))
-        return replace(self, release=change(self.release), base=base, fp8=fp8)
+        return replace(self, base=base, tuned=change(self.tuned), fp8=fp8)
 
 
 @contextmanager
-def loaded(
-    model: Model, variant: Variant, *, settings: VerificationSettings, device: torch.device, over: int = 1
-) -> Iterator[Runner]:
-    """The model's runner, for as long as the block runs; the memory of the model before it is freed first.
+def loaded(model: Model, settings: VerificationSettings, *, device: torch.device, model_gpus: int = 1) -> Iterator[Ask]:
+    """Load a model for as long as the block runs; the memory of the model before it is freed first.
 
     Args:
-        model: what answers.
-        variant: the manifest's entry.
-        settings: its verification.
+        model: the model that answers.
+        settings: the manifest's verification, of which the runner, its module and the dtype are read.
         device: where the model goes, or where its inputs go if it is spread over several GPUs.
-        over: how many.
+        model_gpus: number of GPUs that it is spread over.
+
+    Yields:
+        The function that asks the model one batch. A batch that fails is asked again request by request, so that one
+        request's failure is no other's.
 
     Raises:
         VerificationError: it cannot be loaded whole, or the source's module is not as it must be.
@@ -82,31 +85,31 @@ def loaded(
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with quiet(), TemporaryDirectory() as work, torch.inference_mode():
-        place = _Place(device, over)
+        devices = _Devices(device, model_gpus)
         if settings.runner == "decision":
-            runner = _decision(model, settings, place=place, work=Path(work))
+            ask = _decision(model, settings, devices=devices, work=Path(work))
         else:
-            runner = _logits(model, variant, settings=settings, place=place)
-        yield _one_by_one(runner)
+            ask = _logits(model, settings, devices=devices)
+        yield _one_by_one(ask)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a model goes: a device, or several GPUs of which that one is the first."""
+class _Devices:
+    """Where a model goes: on the device `first` alone, or on `model_gpus` GPUs of which that one is the first."""
 
-    device: torch.device
-    over: int
+    first: torch.device
+    model_gpus: int
 
     def put(self, network: Any) -> Any:
-        return network.to(self.device) if self.over == 1 else spread(network, self.over)
+        return network.to(self.first) if self.model_gpus == 1 else spread_over_gpus(network, self.model_gpus)
 
 
-def _one_by_one(answer: Runner) -> Runner:
-    """Where a batch fails, each of its requests is asked alone, so that one failure is that of one request."""
+def _one_by_one(ask: Ask) -> Ask:
+    """Return a function that asks the same and, where a batch fails, each of its requests alone."""
 
-    def answers(batch: Batch) -> list[list[Answer]]:
+    def answers(batch: Sequence[Request]) -> list[list[Answer]]:
         try:
-            return answer(batch)
+            return ask(batch)
         except torch.OutOfMemoryError as error:
             raise _no_memory(error) from None
         except Exception as error:  # noqa: BLE001 - whatever the model's code raises is a failure to answer
@@ -129,7 +132,7 @@ def _no_memory(error: torch.OutOfMemoryError) -> VerificationError:
 
 
 def _adapted(base: Any, model: Model) -> Any:
-    """The base with its FP8 values, where asked for, and the adapter on it."""
+    """Return the base with its FP8 values, where they are asked for, and the adapter on it."""
     if model.fp8 is not None:
         emulate(base, model.fp8)
     if model.adapter is None:
@@ -143,24 +146,25 @@ def _adapted(base: Any, model: Model) -> Any:
 # --- logits -------------------------------------------------------------------------------------------------
 
 
-def _logits(model: Model, variant: Variant, *, settings: VerificationSettings, place: _Place) -> Runner:
-    processor = transformers.AutoProcessor.from_pretrained(model.release.folder, local_files_only=True)
+def _logits(model: Model, settings: VerificationSettings, *, devices: _Devices) -> Ask:
+    """Load the model by its class in transformers, and answer with the logits of the token after each text."""
+    processor = transformers.AutoProcessor.from_pretrained(model.tuned.folder, local_files_only=True)
     tokenizer = getattr(processor, "tokenizer", processor)
     tokenizer.padding_side = "right"  # what comes after a text has no part in its next token
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    weights = (model.base or model.release).folder
-    plain = class_named(variant.model_class).from_pretrained(
+    weights = (model.base or model.tuned).folder
+    plain = class_named(model.model_class).from_pretrained(
         weights, dtype=getattr(torch, settings.dtype), local_files_only=True
     )
-    network = place.put(_adapted(plain.eval(), model))
+    network = devices.put(_adapted(plain.eval(), model))
 
-    def answers(batch: Batch) -> list[list[Answer]]:
+    def answers(batch: Sequence[Request]) -> list[list[Answer]]:
         images = [image for request in batch for image in request.images()]
         if images and not hasattr(processor, "image_processor"):  # a tokenizer would pass over them
             raise ValueError("the release has no image processor")
         given: dict[str, Any] = {"images": images} if images else {}
         texts = [request.body["text"] for request in batch]
-        inputs = processor(text=texts, return_tensors="pt", padding=True, **given).to(place.device)
+        inputs = processor(text=texts, return_tensors="pt", padding=True, **given).to(devices.first)
         last = inputs["attention_mask"].sum(1) - 1
         found = network(**inputs).logits
         return [[_array(row[end])] for row, end in zip(found, last, strict=True)]
@@ -175,30 +179,33 @@ def _array(logits: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
 # --- decision -----------------------------------------------------------------------------------------------
 
 
-def _decision(model: Model, settings: VerificationSettings, *, place: _Place, work: Path) -> Runner:
-    module = _module(model.release.folder / settings.module)
-    folder = model.release.folder if model.base is None else _with_weights_of(model.base, model.release, work)
-    first = place.device if place.over == 1 else torch.device("cpu")
-    decider, processor = module.load_release_model(str(folder), device=first, dtype=getattr(torch, settings.dtype))
+def _decision(model: Model, settings: VerificationSettings, *, devices: _Devices, work: Path) -> Ask:
+    """Load the model by the source's own module, and answer with the logits of the options of each question."""
+    module = _module(model.tuned.folder / settings.module)
+    folder = model.tuned.folder
+    if model.base is not None:
+        folder = _with_weights_of(model.base, tuned=model.tuned, work=work)
+    load_on = devices.first if devices.model_gpus == 1 else torch.device("cpu")
+    decider, processor = module.load_release_model(str(folder), device=load_on, dtype=getattr(torch, settings.dtype))
     name = _backbone_of(decider)
     backbone = _adapted(getattr(decider, name), model)
     setattr(decider, name, torch.nn.Identity())
-    decider.to(place.device)  # the head, wherever the backbone goes
-    setattr(decider, name, place.put(backbone))
+    decider.to(devices.first)  # the head, wherever the backbone goes
+    setattr(decider, name, devices.put(backbone))
     decider.eval()
     tokenizer = getattr(processor, "tokenizer", processor)
     padding = tokenizer.pad_token_id
 
-    def answers(batch: Batch) -> list[list[Answer]]:
+    def answers(batch: Sequence[Request]) -> list[list[Answer]]:
         records = [_encoded(module, processor, request) for request in batch]
-        found = decider(module.collate_records(records, 0 if padding is None else padding, place.device))
+        found = decider(module.collate_records(records, 0 if padding is None else padding, devices.first))
         return [[_array(one) for one in answered] for answered in found]
 
     return answers
 
 
 def _backbone_of(decider: torch.nn.Module) -> str:
-    """What the module calls its language model: an adapter put elsewhere would change nothing, silently."""
+    """Return what the module calls its language model: an adapter put elsewhere would change nothing, silently."""
     found = [name for name, child in decider.named_children() if isinstance(child, transformers.PreTrainedModel)]
     if len(found) != 1:
         raise VerificationError(f"the source's module holds {len(found)} models of transformers", expected="one")
@@ -214,7 +221,7 @@ def _encoded(module: ModuleType, processor: Any, request: Request) -> Any:
 
 
 def _module(file: Path) -> ModuleType:
-    """The source's module; the manifest says that it may run."""
+    """Run the source's module and return it; the manifest says that it may run."""
     spec = importlib.util.spec_from_file_location(_MODULE, file) if file.is_file() else None
     if spec is None or spec.loader is None:
         raise VerificationError(f"the source has no {file.name}", next_step="correct module in the manifest")
@@ -233,20 +240,21 @@ def _module(file: Path) -> ModuleType:
 
 @contextmanager
 def _no_bytecode() -> Iterator[None]:
-    """Nothing is cached beside the module: the source's folder stays as it is."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    """Keep Python from caching bytecode beside the module: the source's folder stays as it is."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
         sys.dont_write_bytecode = before
 
 
-def _with_weights_of(base: Snapshot, release: Snapshot, work: Path) -> Path:
-    """A folder of links: the base's weights and config.json, and whatever else the release has.
+def _with_weights_of(base: Snapshot, *, tuned: Snapshot, work: Path) -> Path:
+    """Fill the folder `work` with links to the base's weights and config.json, and to all else that the tuned one has.
 
-    So the release's own loader builds base + head, and no two models are ever in memory.
+    So the source's own loader builds base + head, and no two models are ever in memory.
     """
-    for file in companions(release.folder, [file.name for file in release.checkpoint.files]):
+    for file in companions(tuned.folder, [file.name for file in tuned.checkpoint.files]):
         (work / file.name).symlink_to(os.path.realpath(file), target_is_directory=file.is_dir())
     for name in (file.name for file in base.checkpoint.files):
         (work / name).symlink_to(os.path.realpath(base.folder / name))

@@ -1,4 +1,4 @@
-"""What the pictures show, from figures made up for these tests."""
+"""What the charts show, from figures made up for these tests."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from publisher.records.extraction import Extraction, ModuleExtraction, Settings,
 from publisher.records.verification import Fp8Verification, KindAgreement, Verification, VerificationSet
 from publisher.release.charts import (
     Column,
-    card_pictures,
+    card_charts,
     chosen_modules,
     divergences,
     error_map,
@@ -22,7 +22,7 @@ from publisher.release.charts import (
     spectrum,
     spot_of,
 )
-from publisher.release.svg import Dot, Label, Line, Mark, Picture, Rect, svg
+from publisher.release.svg import Chart, Dot, Label, Line, Mark, Rect, svg
 
 _FILE = FileDigest(name="adapter_model.safetensors", size=1, sha256="0" * 64)
 _CHECKPOINT = Checkpoint(kind="local", name="one", revision="0" * 40, files=())
@@ -67,18 +67,18 @@ def extraction(modules: Sequence[ModuleExtraction]) -> Extraction:
     )
 
 
-def tips(picture: Picture | None, kind: type[Rect | Dot] = Rect) -> list[str]:
-    assert picture is not None
-    return [mark.tip for mark in picture.marks if isinstance(mark, kind) and mark.tip]
+def tips(chart: Chart | None, kind: type[Rect | Dot] = Rect) -> list[str]:
+    assert chart is not None
+    return [mark.tip for mark in chart.marks if isinstance(mark, kind) and mark.tip]
 
 
-def words(picture: Picture | None) -> list[str]:
-    assert picture is not None
-    return [mark.text for mark in picture.marks if isinstance(mark, Label)]
+def words(chart: Chart | None) -> list[str]:
+    assert chart is not None
+    return [mark.text for mark in chart.marks if isinstance(mark, Label)]
 
 
-def rect(picture: Picture, name: str) -> Rect:
-    return next(mark for mark in picture.marks if isinstance(mark, Rect) and mark.tip.startswith(name))
+def rect(chart: Chart, name: str) -> Rect:
+    return next(mark for mark in chart.marks if isinstance(mark, Rect) and mark.tip.startswith(name))
 
 
 # --- which module is where ----------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ def test_a_spectrum_shows_what_is_kept_what_follows_and_the_noise_edge() -> None
     assert "rank 4" in words(drawn)
 
 
-def test_evidence_without_spectra_has_no_picture_of_them_and_the_others_still() -> None:
+def test_evidence_without_spectra_has_no_chart_of_them_and_the_others_still() -> None:
     old = extraction([module("layers.0.fc", spectra=False)])
     assert spectrum(old) is None
-    assert list(card_pictures(old)) == ["errors.svg"]
+    assert list(card_charts(old)) == ["errors.svg"]
     assert tips(error_map(old)) == ["layers.0.fc\nrelative error 2%, floor 2%: 1"]
 
 
@@ -271,7 +271,7 @@ def test_a_divergence_of_zero_has_a_place_of_its_own() -> None:
     assert {mark.x for mark in drawn.marks if isinstance(mark, Dot)} == {zero.x}
 
 
-def test_no_verification_is_no_picture() -> None:
+def test_no_verification_is_no_chart() -> None:
     assert divergences(None) is None
     assert divergences(verification()) is None
 
@@ -279,20 +279,20 @@ def test_no_verification_is_no_picture() -> None:
 # --- all of them --------------------------------------------------------------------------------------------
 
 
-def inside(mark: Mark, picture: Picture) -> bool:
+def inside(mark: Mark, chart: Chart) -> bool:
     if isinstance(mark, Rect):
         points = [(mark.x, mark.y), (mark.x + mark.width, mark.y + mark.height)]
     elif isinstance(mark, Line):
         points = list(mark.points)
     else:
         points = [(mark.x, mark.y)]
-    return all(0 <= x <= picture.width and 0 <= y <= picture.height and math.isfinite(x + y) for x, y in points)
+    return all(0 <= x <= chart.width and 0 <= y <= chart.height and math.isfinite(x + y) for x, y in points)
 
 
 @pytest.mark.parametrize("names", [["lm_head"], ["layers.0.fc"], [f"a.{n}.b.c" for n in range(70)]])
-def test_no_mark_leaves_its_picture_and_the_same_evidence_gives_the_same_bytes(names: list[str]) -> None:
+def test_no_mark_leaves_its_chart_and_the_same_evidence_gives_the_same_bytes(names: list[str]) -> None:
     found = extraction([module(name, rank=1 + place % 7) for place, name in enumerate(names)])
-    for picture in (error_map(found), spectrum(found), layer_sizes(found), exact_shares(found)):
-        assert picture is not None
-        assert [mark for mark in picture.marks if not inside(mark, picture)] == []
-        assert svg(picture) == svg(picture)
+    for chart in (error_map(found), spectrum(found), layer_sizes(found), exact_shares(found)):
+        assert chart is not None
+        assert [mark for mark in chart.marks if not inside(mark, chart)] == []
+        assert svg(chart) == svg(chart)
