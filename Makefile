@@ -32,7 +32,6 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/extraction.py
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python -m benchmarks.whole --write docs/performance.md
-	$(BIN)/python -m benchmarks.scale --write docs/scale.md
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/verification.py
 

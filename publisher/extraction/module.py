@@ -32,7 +32,7 @@ from publisher.numerics.svd import Decomposition, decompose, factors_of
 from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# bytes for each element of a weight beside it, as benchmarks/scale.py and docs/scale.md measure them: both sides, the
+# bytes for each element of a weight beside it, as they were measured (docs/cluster.md): both sides, the
 # update and what is computed of it; more where the rank is found in a full decomposition, or elements are looked up
 _TO_RANK, _EXACTLY, _TO_ANY_RANK = 16, 40, 56
 _AT_LEAST = 1 << 28

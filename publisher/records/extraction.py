@@ -306,8 +306,8 @@ class Tools(Record):
 class Extraction(Record):
     """extraction.json: one per variant, beside its adapter.
 
-    `loaders` is added once the adapter has passed validation. It is absent before, and in releases from before there
-    was such a thing: an empty one is not written.
+    `loaders` stands in releases from before there was a loaders.json. It is read, and no longer written: an
+    empty one is left out.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -319,5 +319,5 @@ class Extraction(Record):
     tools: Tools
     summary: ExtractionSummary
     modules: Each[ModuleExtraction]
-    # likewise written back as it was
+    # evidence that has some is written back as it was: an audit compares the bytes
     loaders: Each[LoaderVerdict] = Field(default=(), exclude_if=lambda verdicts: not verdicts)

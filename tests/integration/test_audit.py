@@ -76,6 +76,7 @@ def test_a_staged_release_passes_and_what_was_not_checked_is_said(release: Path)
         "download",
         "repository",
         "signature",
+        "loaders",
         "verification",
         "source",
         "base",

@@ -28,7 +28,8 @@ from publisher.records.verification import Verification
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
 CHARTS = ("errors.svg", "spectrum.svg")
-PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json", "verification.json")
+EVIDENCE = ("extraction.json", "loaders.json", "verification.json")
+PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", *EVIDENCE)
 BOTH = ("extract", "validate")
 ALL = (*BOTH, "verify")
 
