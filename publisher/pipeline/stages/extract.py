@@ -19,7 +19,7 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned
-from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
@@ -31,7 +31,7 @@ from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
 from publisher.extraction.model_structure import compared
-from publisher.extraction.module import DTYPES, Extracting
+from publisher.extraction.module import Extracting
 from publisher.extraction.module_cache import Shelf, shelf
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
@@ -159,7 +159,7 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
     """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
-    every, width = list(shapes), DTYPES[settings.dtype].itemsize
+    every, width = list(shapes), ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in every) * width
     exports = sum(map(sum, every)) * settings.rank * sum({"gguf": 4, "mlx": width}[one] for one in settings.exports)
     needed = 2 * adapter + exports - kept.size()
@@ -248,7 +248,7 @@ def _write(
 
     And residual.safetensors, whose values are in the source's `dtype`; one that is not asked for any more goes.
     """
-    factors = DTYPES[variant.adapter.dtype]
+    factors = ADAPTER_DTYPES[variant.adapter.dtype]
     write_adapter(staged / ADAPTER, modules, dtype=factors, load=kept.factors, carried=carried)
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
