@@ -31,11 +31,11 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
-from publisher.checkpoints.tensors import CONFIG as MODEL_CONFIG
-from publisher.checkpoints.tensors import file_headers, read_config, read_json
+from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
+from publisher.checkpoints.headers import file_headers
 from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records.extraction import ModuleExtraction
-from publisher.records.filenames import ADAPTER, CONFIG
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Adapter:
     @property
     def config(self) -> Path:
         """Its adapter_config.json."""
-        return self._file(CONFIG)
+        return self._file(ADAPTER_CONFIG)
 
     def _file(self, name: str) -> Path:
         if isinstance(self.place, Path):
@@ -207,7 +207,7 @@ def for_peft(adapter: Adapter, model: Any) -> Iterator[tuple[Path, list[str]]]:
     fields, complaints = resolved(found, [name for name, _ in model.named_modules() if name])
     config = {"peft_type": "LORA", "inference_mode": True} | fields
     with tempfile.TemporaryDirectory() as scratch:
-        Path(scratch, CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        Path(scratch, ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         Path(scratch, ADAPTER).symlink_to(weights.resolve())
         yield Path(scratch), complaints
 
@@ -224,7 +224,8 @@ def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
     largest = max((extent for shape in shapes for extent in shape), default=0)
     if rank > max(largest, _DEFAULT_RANK):
         raise ValidationError(
-            f"{CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or columns",
+            f"{ADAPTER_CONFIG} gives rank {rank:,}, and no tensor of {weights} has more than {largest:,} rows or "
+            "columns",
             expected="the ranks of the tensors",
         )
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from publisher.checkpoints.weights import not_here
+from publisher.checkpoints.snapshots import not_here
 from publisher.hub import client as hub
 from publisher.records.checkpoint import Snapshot
 from publisher.records.progress import Progress, silent

@@ -28,7 +28,7 @@ from publisher.records.filenames import CARD
 
 if TYPE_CHECKING:
     from publisher.pipeline.run import Run
-    from publisher.release.dossier import Dossier
+    from publisher.release.evidence import ReleaseEvidence
 
 _STAGES = click.Choice(["fetch", "extract", "validate", "verify", "card", "push"])
 _manifest = click.option(
@@ -271,7 +271,7 @@ def new(source: str, base: str, output: Path | None) -> None:
     if output is not None and output.exists():
         raise ManifestError(f"{output} exists", next_step="name another file with --output")
     _quiet_libraries(verbose=False)
-    text = new_manifest(source, base)
+    text = new_manifest(tuned=source, base=base)
     if output is None:
         echo(text, nl=False)
         return
@@ -288,12 +288,12 @@ verify = _one_stage("verify", "Hold the answers of base + adapter against the re
 @_manifest_required
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff if the card is stale.")
 @click.option("--from-hub", is_flag=True, help="Render from the published JSON; show the diff to the published card.")
-@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md and its pictures alone.")
+@click.option("--push", "write", is_flag=True, help="With --from-hub: commit README.md and its charts alone.")
 @_pr
 @_dist
 @_traceback
 def card(*, manifest: Path, dist: Path, check: bool, from_hub: bool, write: bool, pr: bool) -> None:
-    """Render README.md and its pictures from the JSON artefacts alone."""
+    """Render README.md and its charts from the JSON artefacts alone."""
     _quiet_libraries(verbose=False)
     if from_hub:
         _card_from_hub(manifest, write=write, pull_request=pr)
@@ -317,14 +317,14 @@ def _write_card(manifest: Path, dist: Path) -> None:
 def _check_card(manifest: Path, dist: Path) -> None:
     from publisher.manifest.reading import load_manifest
     from publisher.pipeline.run import Run, rendered_card
-    from publisher.release.card import check_card, other_pictures
+    from publisher.release.card import check_card, stale_charts
 
     options = Run(manifest, dist)
     loaded = load_manifest(manifest)
     files, readme = rendered_card(loaded, options), options.staged / CARD
-    diff, pictures = check_card(files[CARD], readme), other_pictures(loaded, files, options.staged)
+    diff, charts = check_card(files[CARD], readme), stale_charts(loaded, files, options.staged)
     echo(diff, nl=False)
-    if stale := [readme] * bool(diff) or [options.staged / path for path in pictures]:
+    if stale := [readme] * bool(diff) or [options.staged / path for path in charts]:
         raise CardError(f"{stale[0]} is stale", next_step=f"publish card --manifest {manifest}")
     echo(f"card is fresh: {readme}")
 
@@ -361,14 +361,14 @@ def _write_report(manifest: Path | None, folder: Path | None, *, dist: Path, out
 
     known = manifest or folder or dist
     target = output or dist / f"{known.resolve().name.removesuffix('.yaml')}.html"
-    write_text(target, render_report(_dossier(manifest, folder, dist=dist)))
+    write_text(target, render_report(_release_evidence(manifest, folder, dist=dist)))
     return target
 
 
-def _dossier(manifest: Path | None, folder: Path | None, *, dist: Path) -> "Dossier":
-    from publisher.release.dossier import dossier
+def _release_evidence(manifest: Path | None, folder: Path | None, *, dist: Path) -> "ReleaseEvidence":
+    from publisher.release.evidence import read_release
 
-    return dossier(manifest, folder, staged=dist / manifest.stem if manifest else None)
+    return read_release(manifest, folder, staged=dist / manifest.stem if manifest else None)
 
 
 def _complete_module(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -378,7 +378,7 @@ def _complete_module(context: click.Context, _: click.Parameter, incomplete: str
     given = context.params
     try:
         names = module_names(
-            _dossier(given.get("manifest"), given.get("folder"), dist=given.get("dist") or Path("dist"))
+            _release_evidence(given.get("manifest"), given.get("folder"), dist=given.get("dist") or Path("dist"))
         )
     except PublisherError:
         return []
@@ -400,7 +400,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
     from publisher.records.files import canonical_json
     from publisher.release.explain import explain as explain_module
 
-    found = explain_module(module, _dossier(manifest, folder, dist=dist))
+    found = explain_module(module, _release_evidence(manifest, folder, dist=dist))
     if as_json:
         echo_json(canonical_json([one.model_dump(mode="json") for one in found]))
         return
@@ -516,7 +516,7 @@ def audit(context: click.Context, /, target: str, *, deep: bool, device: str, as
 
     from rich.console import Console
 
-    from publisher.audit import audit as run_audit
+    from publisher.audits import audit as run_audit
     from publisher.cli.console import progress_on, show_audit
 
     _quiet_libraries(verbose=verbose)

@@ -29,8 +29,9 @@ from rich.text import Text
 from publisher.border.escape import for_terminal
 from publisher.records.audit import Audit
 from publisher.records.explained import Explained
-from publisher.records.extraction import Spread
+from publisher.records.extraction import ExtractionSummary
 from publisher.records.filenames import CARD
+from publisher.records.formats import count, figure, percent, percents, size
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome, VariantOutcome
@@ -114,19 +115,15 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
 
 def _show_variants(variants: Sequence[VariantOutcome], console: Console) -> None:
     headings = ("variant", "linears", "layers", "relative error", "bit for bit", "adapter")
-    rows = [
-        (
-            variant.label,
-            str(summary.linears),
-            f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-",
-            spread(summary.relative_error),
-            f"{summary.exact_share:.1%}",
-            size(summary.adapter.size),
-        )
-        for variant in variants
-        if (summary := variant.summary) is not None
-    ]
+    rows = [_summary_row(variant.label, variant.summary) for variant in variants if variant.summary is not None]
     _show_rows(rows, console, headings=headings, words={"variant", "layers"})
+
+
+def _summary_row(label: str, summary: ExtractionSummary) -> tuple[str, ...]:
+    layers = f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-"
+    error = percents((summary.relative_error.min, summary.relative_error.median, summary.relative_error.max))
+    adapter = size(summary.adapter.size)
+    return label, count(summary.linears), layers, error, percent(summary.exact_share), adapter
 
 
 def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:
@@ -136,10 +133,10 @@ def _show_verifications(variants: Sequence[VariantOutcome], console: Console) ->
         (
             variant.label,
             name,
-            f"{one.requests:,}",
-            f"{one.questions:,}",
-            f"{one.answers_changed_share:.2%} ({one.answers_changed})",
-            f"{one.max_kl:.2g}",
+            count(one.requests),
+            count(one.questions),
+            f"{percent(one.answers_changed_share)} ({one.answers_changed})",
+            figure(one.max_kl),
             str(one.failed),
         )
         for variant in variants
@@ -159,7 +156,7 @@ def _named_sets(variant: VariantOutcome) -> list[tuple[str, VerificationSet]]:
 def _show_approximation(variant: VariantOutcome, console: Console) -> None:
     summary = variant.summary
     if summary is not None and summary.approximation:
-        text = f"{variant.label}: an approximation: the adapter holds {summary.energy:.2%} of the linears' update"
+        text = f"{variant.label}: an approximation: the adapter holds {percent(summary.energy)} of the linears' update"
         _say(f"{text}, by squared norm; the update has no such low rank", console)
 
 
@@ -169,7 +166,7 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
         return
     text = f"{variant.label}: PEFT loads all {seen.modules} modules, figures agree with extraction.json; "
     if seen.function is not None:
-        text += f"logits {seen.function.ratio:.1%} of the way from the source's to the base's"
+        text += f"logits {percent(seen.function.ratio)} of the way from the source's to the base's"
     else:
         text += f"logits not compared: {seen.function_skipped}"
     _say(text, console)
@@ -183,7 +180,7 @@ def show_merged(done: Merged, console: Console) -> None:
     if done.released:
         _say("the adapted weights are the released ones, bit for bit", console)
     elif done.share is not None:
-        _say(f"{done.share:.2%} of the adapted weights are the released ones, bit for bit", console)
+        _say(f"{percent(done.share)} of the adapted weights are the released ones, bit for bit", console)
     for name in done.left_out:
         _say(f"as in the base, though the release differs: {name}", console)
 
@@ -380,16 +377,3 @@ def show_module(found: Explained, console: Console) -> None:
     """One module's name and variant, then a line for each fact; continued lines stay right of the headings."""
     _say(f"{found.module}\nin {found.label}, variant {found.variant}\n", console)
     _show_facts(found.facts, console)
-
-
-def spread(figures: Spread) -> str:
-    """Least, median and greatest, in per cent."""
-    return " / ".join(f"{100 * value:.3g}" for value in (figures.min, figures.median, figures.max)) + " %"
-
-
-def size(count: int) -> str:
-    """Bytes in decimal units."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= limit:
-            return f"{count / limit:.2f} {unit}"
-    return f"{count} B"

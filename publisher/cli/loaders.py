@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from publisher.checkpoints.tensors import CONFIG, read_config, read_json
+from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
 from publisher.loaders import judge
@@ -71,7 +71,7 @@ def complaints(found: Judged, required: Sequence[str]) -> list[str]:
 
 
 def to_json(found: Judged) -> str:
-    """Label by label, the verdicts as extraction.json has them."""
+    """Label by label, the verdicts as loaders.json has them."""
     return canonical_json({label: [one.model_dump(mode="json") for one in each] for label, each in found.items()})
 
 
@@ -92,7 +92,7 @@ def _of_variant(variant: Variant, staged: Path, manifest: Path) -> Subject:
 
 
 def _in_folder(folder: Path, base: Path | None) -> Subject:
-    from publisher.records.filenames import CONFIG as ADAPTER_CONFIG
+    from publisher.records.filenames import ADAPTER_CONFIG
 
     config = read_json(folder / ADAPTER_CONFIG)
     place = base or _named_base(config.get("base_model_name_or_path"), config.get("revision"))
@@ -105,4 +105,4 @@ def _named_base(name: object, revision: object) -> Path:
     if Path(name).is_dir():
         return Path(name)
     pin = revision if isinstance(revision, str) and revision else hub.resolve_revision(name, "main")
-    return hub.download(name, pin, filename=CONFIG).parent
+    return hub.download(name, pin, filename=MODEL_CONFIG).parent

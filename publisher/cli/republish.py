@@ -1,4 +1,4 @@
-"""`publish card --from-hub`: the card again, from the evidence that is published; it and its pictures are committed.
+"""`publish card --from-hub`: the card again, from the evidence that is published; it and its charts are committed.
 
 For a better template or a corrected summary, without the checkpoints and without the machine that extracted. Where
 the manifest's words changed, its published copy goes along, since a card must follow from what lies beside it. It
@@ -17,11 +17,12 @@ from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest
 from publisher.pipeline.stages.push import Target, carry_out, preflight
 from publisher.records.checkpoint import FileDigest
-from publisher.records.filenames import CARD, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import CARD, EXTRACTION, LOADERS, MANIFEST, VERIFICATION
 from publisher.records.files import write_text
 from publisher.records.publication import CommitPlan, PushOutcome
-from publisher.release.card import card_files, check_card, load_evidence
+from publisher.release.card import card_files, check_card
 from publisher.release.commitplan import BRANCH, compare_with_head
+from publisher.release.evidence import load_evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _require_unsigned(manifest: Manifest) -> None:
 
 def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path, at: Destination) -> None:
     folders = [variant.path.removeprefix("/") for variant in manifest.variants]
-    wanted = {CARD, *(f"{folder}{name}" for folder in folders for name in (EXTRACTION, VERIFICATION))}
+    wanted = {CARD, *(f"{folder}{name}" for folder in folders for name in (EXTRACTION, LOADERS, VERIFICATION))}
     names = sorted(wanted & {file.path for file in remote})
     fetched = hub.download_all(manifest.repo, head, filenames=names, cache=root / "cache", at=at)
     for name in names:

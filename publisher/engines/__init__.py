@@ -1,4 +1,4 @@
-"""Where the units of a stage's work are done: on this machine (`local`), or on a Ray cluster (`on_ray`).
+"""Where the units of a stage's work are done: on this machine (`local`), or on a Ray cluster (`ray_engine`).
 
 A stage hands over a job and its units and takes each result as it comes, in any order; to leave the block is to
 cancel what has not begun. A stage does not know which engine it has: a unit gives the same bytes wherever it is done,
@@ -148,7 +148,7 @@ def engine_named(name: str, device: str) -> Iterator[Engine]:
             f"--engine {name} needs the package ray, which is not installed",
             next_step=f"{install_command('ray')}, or leave --engine out",
         ) from None
-    from publisher.engines.on_ray import joined
+    from publisher.engines.ray_engine import joined
 
     with joined(name, device) as engine:
         yield engine

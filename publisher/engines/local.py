@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from publisher.engines import Job, Machine, Result, Tell, Unit, this_machine
-from publisher.engines.overlap import ahead
+from publisher.engines.io_threads import ahead
 
 
 @dataclass(frozen=True, slots=True)

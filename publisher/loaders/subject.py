@@ -16,10 +16,12 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
-from publisher.checkpoints.tensors import TensorHeader, TensorReader, file_headers, read_config, read_json
+from publisher.checkpoints.files import read_config, read_json
+from publisher.checkpoints.headers import TensorHeader, file_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError, ValidationError
-from publisher.extraction.structure import Structure, structure_of
-from publisher.records.filenames import ADAPTER, CONFIG, EXPORTS, EXTRACTION
+from publisher.extraction.model_structure import Structure, structure_of
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
 _HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -177,7 +179,7 @@ def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
         ValidationError: adapter_config.json is not for LoRA, or a known field holds what PEFT cannot take.
     """
     unscaled = (folder / EXTRACTION).is_file()
-    config, headers = read_json(folder / CONFIG), file_headers(folder / ADAPTER)
+    config, headers = read_json(folder / ADAPTER_CONFIG), file_headers(folder / ADAPTER)
     reduced(config)  # for its checks: whatever reads a known field finds it in its type
     exports = [name for name, files in EXPORTS.items() if unscaled and all((folder / file).is_file() for file in files)]
     subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports))

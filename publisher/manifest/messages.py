@@ -1,4 +1,4 @@
-"""What pydantic says of a manifest, in our words."""
+"""The problems that pydantic finds in a manifest, in words that say what to write instead."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from publisher.border.escape import for_terminal
-from publisher.manifest.fields import PIN, shown
+from publisher.manifest.fields import PIN, quoted
 from publisher.manifest.schema import (
     AdapterSettings,
     CardSettings,
@@ -29,7 +29,13 @@ from publisher.manifest.schema import (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with one manifest."""
+    """One thing wrong with one manifest.
+
+    Attributes:
+        file: the manifest.
+        field: the field's place, such as `variants[0].source.repo`; empty where it is the file as a whole.
+        what: what is wrong, and what to do.
+    """
 
     file: Path
     field: str
@@ -72,7 +78,7 @@ def _not_text(details: ErrorDetails) -> str:
 
 
 def kind_of(given: Any) -> str:
-    """What a YAML value is, in words, and the value itself where it is short."""
+    """Return what a YAML value is, in words, with the value itself where it is one of a single line."""
     if given is None:
         return "empty"
     if isinstance(given, list | dict):
@@ -80,7 +86,7 @@ def kind_of(given: Any) -> str:
     if isinstance(given, bool):
         return str(given).lower()
     name = {int: "the number", float: "the number", str: "the text"}.get(type(given), f"a {type(given).__name__}")
-    return f"{name} {shown(given)}"
+    return f"{name} {quoted(given)}"
 
 
 def _unknown_key(details: ErrorDetails) -> str:
@@ -98,7 +104,7 @@ def _unknown_key(details: ErrorDetails) -> str:
 
 def _wrong_choice(details: ErrorDetails) -> str:
     allowed = details.get("ctx", {}).get("expected", "")
-    return f"{shown(details['input'])} is not possible here; use {allowed.replace(chr(39), '')}"
+    return f"{quoted(details['input'])} is not possible here; use {allowed.replace(chr(39), '')}"
 
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -124,7 +130,7 @@ _EXPLANATIONS: dict[str, Callable[[ErrorDetails], str]] = {
     "string_type": _not_text,
     "int_type": _wrong_kind("a whole number"),
     "bool_type": _wrong_kind("true or false"),
-    "greater_than": lambda details: f"is {shown(details['input'])}; write a whole number above zero",
+    "greater_than": lambda details: f"is {quoted(details['input'])}; write a whole number above zero",
     "model_type": _wrong_kind("a mapping of fields"),
     "tuple_type": _wrong_kind("a list"),
     "value_error": lambda details: str(details["msg"]).removeprefix("Value error, "),

@@ -1,49 +1,40 @@
-"""The manifest: what is published, from which pinned checkpoints, and how.
+"""The list of a manifest's fields, and the rules that hold between them.
 
-It refuses unknown keys, moving or abbreviated revisions, and paths that leave the repository. Rules across fields wait
-until the fields themselves are sound.
+`fields` says what a single field may hold; a rule between fields is checked once the fields themselves are sound.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from publisher.manifest import architectures
 from publisher.manifest.fields import (
-    _LAYERS,
-    _LICENSE,
     PIN,
-    TASK_TYPES,
+    ClassName,
     CommitId,
+    Divergence,
+    Energy,
+    Issuer,
     Label,
+    Layers,
+    License,
+    LocalPath,
+    ModuleFile,
+    PublicKey,
+    Rank,
     RepoId,
+    RequestPath,
+    Section,
+    Share,
     Summary,
+    TaskType,
     Text,
     Title,
-    _divergence,
-    _identifier,
-    _issuer,
-    _layers,
-    _license,
-    _local_path,
-    _module_file,
-    _pattern,
-    _public_key,
-    _request_file,
-    _share,
-    _task_type,
-    _variant_path,
-    shown,
+    VariantPath,
 )
 
 
-class Model(BaseModel):
-    """Frozen and strict; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Reference(Model):
+class Reference(Section):
     """A checkpoint: a Hub repository at a full commit id, or a local folder."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["repo", "revision"]}, {"required": ["path"]}]})
@@ -52,7 +43,7 @@ class Reference(Model):
     """Repository on the Hub, as owner/name."""
     revision: CommitId | None = None
     """Full commit id of 40 digits; `publish pin` writes it."""
-    path: Annotated[str, AfterValidator(_local_path)] | None = None
+    path: LocalPath | None = None
     """Local checkpoint folder, relative to the folder publish runs in; instead of repo and revision."""
 
     @model_validator(mode="after")
@@ -71,38 +62,18 @@ class Reference(Model):
         return self.path or self.repo or ""
 
 
-class Energy(Model):
-    """A rank by the share of the update that it holds."""
-
-    energy: Annotated[float, Field(gt=0, lt=1)]
-    """Share of the update's squared norm that each module's factors hold at least, such as 0.95."""
-
-
-def _rank(value: Any) -> Any:
-    if (
-        value == "auto"
-        or isinstance(value, Energy)
-        or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-    ):
-        return value
-    share = value["energy"] if isinstance(value, dict) and value.keys() == {"energy"} else None
-    if isinstance(share, float) and 0 < share < 1:
-        return value
-    raise ValueError(f"{shown(value)} is not a rank; write a whole number above zero, auto, or {{energy: 0.95}}")
-
-
-class AdapterSettings(Model):
+class AdapterSettings(Section):
     """How the adapter is made. Nothing has a hidden default but `ignore` and `carry`, which are empty."""
 
     method: Literal["svd", "exact"]
     """How the update is factored: svd, the best fit of its rank; exact, so that merging gives the released weights."""
-    rank: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"] | Energy, BeforeValidator(_rank)]
+    rank: Rank
     """Rank of the adapter; auto: what stands above the merge's rounding; or {energy: 0.95}, for a full fine-tune."""
     dtype: Literal["bfloat16", "float32", "float16"]
     """Type in which the factors are stored."""
     layout: Literal["pattern", "uniform"]
     """pattern: narrower modules keep their own rank; uniform: all are padded with zeros to one rank."""
-    task_type: Annotated[str, BeforeValidator(_task_type), Field(json_schema_extra={"enum": list(TASK_TYPES)})]
+    task_type: TaskType
     """PEFT's task type, which decides the class that loaders build."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
@@ -134,16 +105,16 @@ class AdapterSettings(Model):
         return self
 
 
-class Expectation(Model):
+class Expectation(Section):
     """What the checkpoint must show; the run fails where it says otherwise."""
 
-    linears: Annotated[int, Field(gt=0)] | None = None
+    linears: PositiveInt | None = None
     """How many linear modules the adapter has."""
-    layers: Annotated[str, BeforeValidator(_layers), _pattern(_LAYERS)] | None = None
+    layers: Layers | None = None
     """The layers that carry it, such as 40-63 or 0-3, 7."""
 
 
-class Dataset(Model):
+class Dataset(Section):
     """A dataset repository on the Hub at a full commit id."""
 
     repo: RepoId
@@ -152,12 +123,12 @@ class Dataset(Model):
     """Full commit id of 40 digits; `publish pin` writes it."""
 
 
-class Bounds(Model):
+class Bounds(Section):
     """What a comparison must keep to; the run fails where it does not. Without a bound the figure is only stated."""
 
-    max_answers_changed: Annotated[float, BeforeValidator(_share)] | None = None
+    max_answers_changed: Share | None = None
     """The largest share of answers that may change, such as 0.005."""
-    max_kl: Annotated[float, BeforeValidator(_divergence)] | None = None
+    max_kl: Divergence | None = None
     """The largest Kullback-Leibler divergence of one question, in nats, such as 0.01."""
 
 
@@ -166,26 +137,26 @@ class RequestSet(Bounds):
 
     name: Label
     """What readers of the card call this set: one line of plain text, 100 characters at most."""
-    file: Annotated[str, AfterValidator(_request_file)]
+    file: RequestPath
     """JSON lines, gzip or not; relative to the folder in which you run publish, or to the dataset's root."""
     dataset: Dataset | None = None
     """Where the file is on the Hub; without it the file is local."""
-    limit: Annotated[int, Field(gt=0)] | None = None
+    limit: PositiveInt | None = None
     """Take only so many requests from the file's beginning."""
 
 
-class VerificationSettings(Model):
+class VerificationSettings(Section):
     """How base + adapter is held against the released model."""
 
     runner: Literal["decision", "logits"]
     """decision: the source's own decision module; logits: the next token after each text, for any language model."""
-    module: Annotated[str, AfterValidator(_module_file)] = "joint_schema_model.py"
+    module: ModuleFile = "joint_schema_model.py"
     """The source repository's file with the decision functions; for the decision runner."""
     trust_remote_code: bool = False
     """The decision runner runs code of the source repository, at its pin: true allows that."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     """In what the models run, usually what the release is stored in."""
-    batch: Annotated[int, Field(gt=0)] = 8
+    batch: PositiveInt = 8
     """Requests answered together; fewer take less memory. The same for both models, and part of the evidence."""
     sets: Annotated[tuple[RequestSet, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The test sets, one or more."""
@@ -217,10 +188,10 @@ class Fp8Base(Reference, Bounds):
     """base: compared with base + adapter; release: with the released model."""
 
 
-class Variant(Model):
+class Variant(Section):
     """One adapter: where it goes in the repository, what it comes from, how it is made."""
 
-    path: Annotated[str, AfterValidator(_variant_path)]
+    path: VariantPath
     """Place in the repository: / for the root, or a subfolder such as flash/."""
     label: Label
     """What readers of the card call this variant: one line of plain text, 100 characters at most."""
@@ -228,7 +199,7 @@ class Variant(Model):
     """The merged fine-tune."""
     base: Reference
     """The model it was made from."""
-    model_class: Annotated[str, AfterValidator(_identifier)]
+    model_class: ClassName
     """Class of transformers that both are loaded with, as in config.json's architectures."""
     adapter: AdapterSettings
     """How the adapter is made."""
@@ -271,7 +242,7 @@ class Variant(Model):
         return "" if self.path == "/" else self.path.removesuffix("/")
 
 
-class CardSettings(Model):
+class CardSettings(Section):
     """What the card says that no artefact can know."""
 
     template: Text
@@ -284,21 +255,21 @@ class CardSettings(Model):
     """Template of the part that shows how the adapter is loaded."""
 
 
-class SigstoreSigner(Model):
+class SigstoreSigner(Section):
     """Who signs through Sigstore: both are told by the certificate that Sigstore gives the signer."""
 
     identity: Text
     """The signer, such as https://github.com/OWNER/NAME/.github/workflows/release.yml@refs/tags/v1.2.0."""
-    issuer: Annotated[str, AfterValidator(_issuer)]
+    issuer: Issuer
     """Who vouches for that identity, such as https://token.actions.githubusercontent.com."""
 
 
-class Signer(Model):
+class Signer(Section):
     """Who must have signed the release: the holder of a key, or an identity that Sigstore knows."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["key"]}, {"required": ["sigstore"]}]})
 
-    key: Annotated[str, AfterValidator(_public_key)] | None = None
+    key: PublicKey | None = None
     """Public key of the signer, the PEM text itself; the private one is named on the command line."""
     sigstore: SigstoreSigner | None = None
     """Who signs through Sigstore; instead of key."""
@@ -312,14 +283,14 @@ class Signer(Model):
         return self
 
 
-class Manifest(Model):
+class Manifest(Section):
     """The whole manifest, version 1."""
 
     version: Literal[1]
     """Version of the manifest's format: 1."""
     repo: RepoId
     """Repository that is published, as owner/name."""
-    license: Annotated[str, AfterValidator(_license), _pattern(_LICENSE)]
+    license: License
     """Licence identifier of the Hub, such as apache-2.0."""
     variants: Annotated[tuple[Variant, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The adapters, one or more."""

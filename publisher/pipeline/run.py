@@ -5,12 +5,12 @@
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
 everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
 result is reused, also on another machine: extraction.json and validation.json state the device and the packages they
-were made with. What passed validation is tried on the loaders, and their verdicts are added to extraction.json.
+were made with. What passed validation is tried on the loaders.
 DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,22 +22,34 @@ from publisher.hub.client import THE_HUB, embedded
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant
 from publisher.pipeline.lock import locked
-from publisher.pipeline.markers import changed_since, lapse_of, mark, marked, unproven
+from publisher.pipeline.markers import lapse_of, mark, unproven
 from publisher.pipeline.stages.push import Target, preflight, push
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import ADAPTER, CARD, CONFIG, EXPORTS, EXTRACTION, MANIFEST, RESIDUAL, VERIFICATION
+from publisher.records.filenames import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CARD,
+    EXPORTS,
+    EXTRACTION,
+    LOADERS,
+    MANIFEST,
+    RESIDUAL,
+    VERIFICATION,
+)
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
 from publisher.records.publication import CommitPlan, PushOutcome, Signing
 from publisher.records.validation import Validation
 from publisher.records.verification import Verification
-from publisher.release.card import card_files, load_evidence, other_pictures
+from publisher.release.card import card_files, stale_charts
 from publisher.release.commitplan import dry_plan, staged_files
+from publisher.release.evidence import load_evidence
 from publisher.release.signing import Means, is_signed, require_means, sign_release
-from publisher.verification.requests import RequestFile, read_requests
+from publisher.verification.request_files import RequestFile, read_request_file
 
 if TYPE_CHECKING:
     from publisher.engines import Engine
@@ -49,7 +61,7 @@ _EXTRACTING, _VALIDATING, _VERIFYING, _JUDGING = (
     "publisher.pipeline.stages.extract",
     "publisher.pipeline.stages.validate",
     "publisher.pipeline.stages.verify",
-    "publisher.loaders",
+    "publisher.pipeline.stages.loaders",
 )  # with all that they import, these are the code that a stage's result rests on
 
 
@@ -253,8 +265,7 @@ def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutc
     pair = _hashed_where_read(place, pair, progress)
     extraction, extract_held = _extraction(place, pair, engine=engine, progress=progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, engine=engine, progress=progress)
-    if validation is not None:
-        extraction = _loaders(place, lambda: pair.base.folder, validation=validation, progress=progress)
+    loaders = _loaders(place, validation, progress) if validation is not None else ()
     verification, verify_held = _verification(place, pair, extraction=extraction, engine=engine, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
@@ -264,7 +275,7 @@ def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutc
         summary=extraction.summary,
         validation=validation,
         verification=verification,
-        loaders=extraction.loaders,
+        loaders=loaders,
     )
 
 
@@ -285,10 +296,9 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         progress(f"{place.staged} is not reused: {lapse}")
         return None
     progress(f"{place.staged} holds; its checkpoints are not fetched")
-    from publisher.pipeline.stages.readback import base_config
-
     validation = Validation.read(place.work("validation.json"))
-    extraction = _loaders(place, lambda: base_config(variant), validation=validation, progress=progress)
+    loaders = _loaders(place, validation, progress)
+    extraction = Extraction.read(evidence)
     return VariantOutcome(
         path=variant.path,
         label=variant.label,
@@ -296,7 +306,7 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         summary=extraction.summary,
         validation=validation,
         verification=Verification.read(place.staged / VERIFICATION) if place.verifies else None,
-        loaders=extraction.loaders,
+        loaders=loaders,
     )
 
 
@@ -452,7 +462,7 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     exports = (name for names in EXPORTS.values() for name in names)
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER, RESIDUAL, *exports)]
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER, RESIDUAL, *exports)
     return digest_of([files, code_digest(_VALIDATING)])
 
 
@@ -465,36 +475,24 @@ def _validation_lapse(place: _Place) -> str:
     return lapse_of(marker, validation_key(place.staged), folder=marker.parent)
 
 
-def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation, progress: Progress) -> Extraction:
-    """The extraction with the loaders' verdicts on the adapter that has passed this validation, also in its file.
+def _loaders(place: _Place, validation: Validation, progress: Progress) -> tuple[LoaderVerdict, ...]:
+    """Return the loaders' verdicts on the adapter that has passed this validation; they hold as long as both do."""
+    from publisher.pipeline.stages.loaders import try_loaders
+    from publisher.pipeline.stages.readback import base_config
 
-    `base` gives the folder with the base's config.json. Verdicts that are there hold as long as adapter and code do.
-    """
-    from publisher.loaders import judge
-    from publisher.loaders.subject import Base, read_subject
-
-    extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
-    key = digest_of([_digests(place.staged, CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(_JUDGING)])
-    if extraction.loaders and place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
-        return extraction
+    result, marker = place.staged / LOADERS, place.work("loaders.json")
+    rests_on = [
+        _digests(place.staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER),
+        validation.packages,
+        place.variant.adapter.exports,
+    ]
+    key = digest_of([rests_on, code_digest(_JUDGING)])
+    if place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
+        return Loaders.read(result).verdicts
     progress(f"trying loaders on {place.variant.label}")
-    base_of = Base(base(), place.variant.model_class)
-    subject = read_subject(place.staged, base_of, subfolder=place.variant.folder)
-    judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
-    if judged != extraction:
-        _amend(place, judged)
-    mark(marker, key, folder=place.staged, files=[place.staged / EXTRACTION])
-    return judged
-
-
-def _amend(place: _Place, extraction: Extraction) -> None:
-    """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
-    evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
-    held = marked(marker)
-    holds = held is not None and not changed_since(held, place.staged)
-    extraction.write(evidence)
-    if held is not None and holds:
-        mark(marker, held.key, folder=place.staged, files=[place.staged / file.name for file in held.files])
+    found = try_loaders(place.variant, staged=place.staged, base=base_config(place.variant), validation=validation)
+    mark(marker, key, folder=place.staged, files=[result])
+    return found.verdicts
 
 
 def _verification(
@@ -514,7 +512,13 @@ def _verification(
     found = verify(
         variant,
         extraction,
-        inputs=Inputs(pair.source, pair.base, files=place.requests, fp8=pair.fp8, over=options.model_gpus),
+        inputs=Inputs(
+            base=pair.base,
+            tuned=pair.source,
+            fp8=pair.fp8,
+            request_files=place.requests,
+            model_gpus=options.model_gpus,
+        ),
         staged=place.staged,
         work=place.work(""),
         engine=engine,
@@ -530,7 +534,7 @@ def _requests(variant: Variant, progress: Progress) -> tuple[RequestFile, ...]:
     if settings is None:
         return ()
     return tuple(
-        read_requests(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
+        read_request_file(_request_file(one, progress), name=one.file, runner=settings.runner, limit=one.limit)
         for one in settings.sets
     )
 
@@ -547,7 +551,7 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     variant, staged = place.variant, place.staged
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, CONFIG, ADAPTER)]
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER)
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _companions(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place, progress) if variant.fp8 and variant.fp8.path else ""
@@ -555,17 +559,9 @@ def _verification_key(place: _Place, progress: Progress) -> str:
 
 
 def _companions(folder: Path) -> str:
-    from publisher.checkpoints.tensors import checkpoint_files, companions_digest
+    from publisher.checkpoints.files import checkpoint_files, companions_digest
 
     return companions_digest(folder, checkpoint_files(folder))
-
-
-def _evidence_digest(evidence: Path) -> str:
-    """Of extraction.json but for the loaders' verdicts, which neither validation nor answers rest on."""
-    try:
-        return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
-    except FetchError:
-        return sha256_of(evidence) if evidence.is_file() else ""
 
 
 def _local_revision(reference: Reference, place: _Place, progress: Progress) -> str:
@@ -582,15 +578,15 @@ def _verification_lapse(place: _Place, progress: Progress) -> str:
 
 
 def rendered_card(manifest: Manifest, options: Run) -> dict[str, str]:
-    """README.md and its pictures from the JSON artefacts alone, by path in the release."""
+    """README.md and its charts from the JSON artefacts alone, by path in the release."""
     return card_files(manifest, load_evidence(manifest, options.staged), beside=options.manifest_file.parent)
 
 
 def _card(manifest: Manifest, options: Run, progress: Progress) -> bool:
-    """Write README.md, its pictures and the manifest's copy; whether the card changed."""
+    """Write README.md, its charts and the manifest's copy; whether the card changed."""
     progress("rendering the card")
     files, readme = rendered_card(manifest, options), options.staged / CARD
-    stale = other_pictures(manifest, files, options.staged)
+    stale = stale_charts(manifest, files, options.staged)
     changed = bool(stale) or not readme.is_file() or readme.read_bytes() != files[CARD].encode()
     for path in stale:
         (options.staged / path).unlink(missing_ok=True)
@@ -651,7 +647,7 @@ def _require_fresh(manifest: Manifest, options: Run) -> None:
     files = rendered_card(manifest, options)
     wanted = {**files, MANIFEST: options.manifest_file.read_text(encoding="utf-8")}
     stale = [name for name, text in wanted.items() if not _holds_text(options.staged / name, text)]
-    stale += other_pictures(manifest, files, options.staged)
+    stale += stale_charts(manifest, files, options.staged)
     if stale:
         raise PushError(
             f"{options.staged / stale[0]} is stale", next_step=f"publish card --manifest {options.manifest_file}"
@@ -684,7 +680,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 
 
 def _edited(place: _Place) -> str:
-    """Whether extraction.json was changed after the loaders' verdicts were added to it."""
+    """Return why loaders.json may be another than the one that was written; empty where it is not."""
     return unproven(place.work("loaders.json"), folder=place.staged)
 
 

@@ -4,10 +4,11 @@ from pathlib import PurePosixPath
 
 CARD = "README.md"
 MANIFEST = "manifest.yaml"
-CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 EXTRACTION = "extraction.json"
 RESIDUAL = "residual.safetensors"
+LOADERS = "loaders.json"
 VERIFICATION = "verification.json"
 SIGNATURE = "model.sig"
 GGUF = "adapter_model.gguf"
@@ -15,14 +16,20 @@ MLX = "mlx"
 MLX_ADAPTER = f"{MLX}/adapters.safetensors"
 MLX_CONFIG = f"{MLX}/adapter_config.json"
 EXPORTS = {"gguf": (GGUF,), "mlx": (MLX_ADAPTER, MLX_CONFIG)}
-ERRORS_PICTURE = "errors.svg"
-SPECTRUM_PICTURE = "spectrum.svg"
+ERRORS_CHART = "errors.svg"
+SPECTRUM_CHART = "spectrum.svg"
 
 PER_REPOSITORY = (CARD, MANIFEST)
 OPTIONAL_PER_REPOSITORY = (SIGNATURE,)
-PER_VARIANT = (CONFIG, ADAPTER, EXTRACTION)
-PICTURES = (ERRORS_PICTURE, SPECTRUM_PICTURE)
-OPTIONAL_PER_VARIANT = (RESIDUAL, VERIFICATION, *PICTURES, *(name for names in EXPORTS.values() for name in names))
+PER_VARIANT = (ADAPTER_CONFIG, ADAPTER, EXTRACTION)
+CHARTS = (ERRORS_CHART, SPECTRUM_CHART)
+OPTIONAL_PER_VARIANT = (
+    RESIDUAL,
+    LOADERS,
+    VERIFICATION,
+    *CHARTS,
+    *(name for names in EXPORTS.values() for name in names),
+)
 ALL = frozenset((*PER_REPOSITORY, *OPTIONAL_PER_REPOSITORY, *PER_VARIANT, *OPTIONAL_PER_VARIANT))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from publisher.border.files import open_regular
 from publisher.errors import NoRoomError
+from publisher.records import formats
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of the disk, of the user, for one file
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -95,13 +96,9 @@ def no_room(folder: Path, *, name: str, size: int, reason: str) -> NoRoomError:
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return NoRoomError(
         f"{folder} has no room for {name} ({reason})",
-        expected=f"{_megabytes(size)} ({_megabytes(shutil.disk_usage(there).free)} are free)",
+        expected=f"{formats.size(size)} ({formats.size(shutil.disk_usage(there).free)} are free)",
         next_step="make room, or move the output to another disk; the same command goes on from what is finished",
     )
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
 
 
 def write_text(path: Path, text: str) -> None:

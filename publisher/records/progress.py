@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from publisher.records.formats import bytes_per_second, duration, part_of_size, pieces_per_second
+
 Notice = Callable[[], None]
-_FAST = 1.0  # a second: slower than this is told by the minute
-_HOUR, _MINUTE = 3600, 60
 
 
 class Octets(int):
@@ -46,26 +46,10 @@ class Pace:
         if not total or finished <= 0 or passed <= 0:
             return ""
         rate = finished / passed
-        return f"{_rate(rate, total)}, {duration((total - done) / rate)} left"
-
-
-def _rate(rate: float, total: int) -> str:
-    if isinstance(total, Octets):
-        return f"{rate / 1e6:.3g} MB/s"
-    return f"{rate:.3g}/s" if rate >= _FAST else f"{60 * rate:.3g}/min"
-
-
-def duration(seconds: float) -> str:
-    """`0:05`, `12:40`, `3:02:11`."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, _HOUR)
-    minutes, last = divmod(rest, _MINUTE)
-    return f"{hours}:{minutes:02d}:{last:02d}" if hours else f"{minutes}:{last:02d}"
+        speed = bytes_per_second(rate) if isinstance(total, Octets) else pieces_per_second(rate)
+        return f"{speed}, {duration((total - done) / rate)} left"
 
 
 def amount(done: int, total: int) -> str:
-    """`3/186`, or `1.20/9.80 GB`."""
-    if not isinstance(total, Octets):
-        return f"{done}/{total}"
-    scale, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")  # noqa: PLR2004 - where a gigabyte begins
-    return f"{done / scale:.2f}/{total / scale:.2f} {unit}"
+    """Return how much of the work is done: `3/186`, or `1.20/9.80 GB` where the total is in bytes."""
+    return part_of_size(done, total) if isinstance(total, Octets) else f"{done}/{total}"

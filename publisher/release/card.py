@@ -1,220 +1,68 @@
-"""The card: README.md and its pictures, rendered from the manifest and the JSON artefacts alone.
+"""The card: README.md and its charts, rendered from the manifest and the JSON artefacts alone.
 
-The body is a Jinja template, the header huggingface_hub's own `ModelCardData`. A variable that a template names
-and nothing provides is an error, never a blank. Refused is evidence that is not the manifest's: another path,
-checkpoint or setting, or a verification of another adapter. The filters below are the only forms in which a figure
-reaches the card (docs/card.md). No network, no torch.
+The body is a Jinja template, the header huggingface_hub's own `ModelCardData`. A variable that a template names and
+nothing provides is an error, never a blank. The evidence was read and held against the manifest by `evidence`, and the
+forms of figures are those of `filters`. No network, no torch.
 """
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, takewhile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import TemplateError
 
 from publisher import __version__
-from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.errors import CardError
-from publisher.manifest.schema import Bounds, Manifest, Reference, Variant
-from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Extraction, ExtractionSummary
-from publisher.records.filenames import CARD, EXTRACTION, PICTURES, VERIFICATION
+from publisher.manifest.schema import Manifest
+from publisher.records.filenames import CARD, CHARTS
 from publisher.records.files import packaged_folder
-from publisher.records.provenance import digest_of_sources
-from publisher.records.verification import Limits, Verification, VerificationSet
-from publisher.release.charts import card_pictures
+from publisher.records.provenance import code_digest
+from publisher.release.charts import card_charts
+from publisher.release.evidence import VariantEvidence
+from publisher.release.filters import FILTERS, chart_paths
 from publisher.release.templating import card_environment
 
-_RENDERING = (
-    "release/card.py",
-    "release/charts.py",
-    "release/svg.py",
-    "release/verdict.py",
-    "release/templating.py",
-    "border/escape.py",
-)
 _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What the card may say about one variant; without a verification, it says that none was run."""
-
-    variant: Variant
-    extraction: Extraction
-    verification: Verification | None
-
-    @property
-    def sets(self) -> tuple[VerificationSet, ...]:
-        """The test sets of the verification."""
-        return self.verification.sets if self.verification else ()
-
-    @property
-    def fp8_sets(self) -> tuple[VerificationSet, ...]:
-        """Those on the FP8 base."""
-        return self.verification.fp8.sets if self.verification and self.verification.fp8 else ()
-
-    @property
-    def pictures(self) -> dict[str, str]:
-        """The SVG files of its card, by path in the release."""
-        folder = f"{self.variant.folder}/" if self.variant.folder else ""
-        return {f"{folder}{name}": text for name, text in card_pictures(self.extraction).items()}
-
-
-# --- reading the evidence -----------------------------------------------------------------------------------
-
-
-def load_evidence(manifest: Manifest, staged: Path) -> tuple[Evidence, ...]:
-    """The JSON artefacts of every variant, in the manifest's order, from the staged tree.
-
-    Raises:
-        CardError: an extraction.json is missing, or an artefact is not of this manifest or of this adapter.
-        FetchError: an artefact is damaged or of another schema.
-    """
-    return tuple(_evidence(variant, staged / variant.folder) for variant in manifest.variants)
-
-
-def _evidence(variant: Variant, folder: Path) -> Evidence:
-    extraction = load_extraction(variant, folder / EXTRACTION)
-    return Evidence(variant, extraction, load_verification(variant, extraction, file=folder / VERIFICATION))
-
-
-def load_extraction(variant: Variant, file: Path) -> Extraction:
-    """The variant's extraction.json.
-
-    Raises:
-        CardError: it is missing, or of another path, checkpoint or setting than the manifest's.
-        FetchError: it is damaged or of another schema.
-    """
-    if not file.is_file():
-        raise CardError(f"{file} does not exist", next_step="publish extract --manifest MANIFEST")
-    extraction = Extraction.read(file)
-    _agree(file, _found(extraction), expected=_wanted(variant), command="extract")
-    return extraction
-
-
-def load_verification(variant: Variant | None, extraction: Extraction, *, file: Path) -> Verification | None:
-    """The variant's verification.json, if there is one; without a variant it is held against extraction.json alone.
-
-    Raises:
-        CardError: it is of another path or adapter than extraction.json, or not as the manifest asks for.
-        FetchError: it is damaged or of another schema.
-    """
-    if not file.is_file():
-        return None
-    verification = Verification.read(file)
-    expected = {"path": extraction.path, "adapter_sha256": extraction.summary.adapter.sha256}
-    if variant is not None and variant.verification is None:
-        raise CardError(
-            f"{file} is there, and the manifest asks for no verification",
-            next_step="delete it, or write the section verification into the manifest",
-        )
-    _agree(file, _tried(verification), expected=expected | (_asked(variant) if variant else {}), command="verify")
-    return verification
-
-
-def _agree(file: Path, found: dict[str, Any], *, expected: dict[str, Any], command: str) -> None:
-    for field, value in expected.items():
-        if found.get(field) != value:
-            raise CardError(
-                f"{file}: {field} is {found.get(field)}",
-                expected=f"{value}",
-                next_step=f"publish {command} --manifest MANIFEST, then publish card --manifest MANIFEST",
-            )
-
-
-def _wanted(variant: Variant) -> dict[str, Any]:
-    return {
-        "path": variant.path,
-        "source": _pin(variant.source),
-        "base": _pin(variant.base),
-        "settings.model_class": variant.model_class,
-        **{f"settings.{name}": value for name, value in variant.adapter.model_dump().items()},
-    }
-
-
-def _found(extraction: Extraction) -> dict[str, Any]:
-    return {
-        "path": extraction.path,
-        "source": _identity(extraction.source),
-        "base": _identity(extraction.base),
-        **{f"settings.{name}": value for name, value in extraction.settings.model_dump().items()},
-    }
-
-
-def _asked(variant: Variant) -> dict[str, Any]:
-    """What the manifest says of its verification, by field."""
-    settings, fp8 = variant.verification, variant.fp8
-    if settings is None:
-        return {}
-    return {
-        "runner": settings.runner,
-        "dtype": settings.dtype,
-        "sets": [one.name for one in settings.sets],
-        **{f"sets.{one.name}.file": one.file for one in settings.sets},
-        **{f"sets.{one.name}.{bound}": value for one in settings.sets for bound, value in _bounds(one).items()},
-        "fp8": _pin(fp8) if fp8 else None,
-        **({"fp8.against": fp8.against} if fp8 else {}),
-        **({f"fp8.{bound}": [value] * len(settings.sets) for bound, value in _bounds(fp8).items()} if fp8 else {}),
-    }
-
-
-def _tried(verification: Verification) -> dict[str, Any]:
-    """The same of a verification that was run."""
-    fp8 = verification.fp8
-    limits = {one.name: one.limits.model_dump() for one in verification.sets}
-    of_fp8 = [one.limits.model_dump() for one in (fp8.sets if fp8 else ())]
-    return {
-        **verification.model_dump(include={"path", "adapter_sha256", "runner", "dtype"}),
-        "sets": [one.name for one in verification.sets],
-        **{f"sets.{one.name}.file": one.file.name for one in verification.sets if one.file},
-        **{f"sets.{name}.{bound}": value for name, given in limits.items() for bound, value in given.items()},
-        "fp8": _identity(fp8.base) if fp8 else None,
-        **({"fp8.against": fp8.against} if fp8 else {}),
-        **{f"fp8.{bound}": [given[bound] for given in of_fp8] for bound in Limits.model_fields},
-    }
-
-
-def _bounds(given: Bounds) -> dict[str, float | None]:
-    return {bound: getattr(given, bound) for bound in Limits.model_fields}
-
-
-def _pin(reference: Reference) -> str:
-    return f"{reference.repo}@{reference.revision}" if reference.repo else "a local folder"
-
-
-def _identity(checkpoint: Checkpoint) -> str:
-    # A local folder's revision is the digest of its files, which the manifest does not know.
-    return f"{checkpoint.name}@{checkpoint.revision}" if checkpoint.kind == "hub" else "a local folder"
-
-
-# --- rendering ----------------------------------------------------------------------------------------------
-
-
-def card_files(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> dict[str, str]:
-    """README.md and its pictures, by path in the release; templates are found as `render_card` says.
+def card_files(manifest: Manifest, evidence: Sequence[VariantEvidence], *, beside: Path) -> dict[str, str]:
+    """README.md and its charts, by path in the release; templates are found as `render_card` says.
 
     Raises:
         CardError: as `render_card` does.
     """
-    pictures = {path: text for item in evidence for path, text in item.pictures.items()}
-    return {CARD: render_card(manifest, evidence, beside=beside), **pictures}
+    charts: dict[str, str] = {}
+    for item in evidence:
+        charts |= charts_by_path(item)
+    return {CARD: render_card(manifest, evidence, beside=beside), **charts}
 
 
-def other_pictures(manifest: Manifest, files: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """The pictures below `root` that are not these files', are missing, or should not be there."""
-    possible = {(Path(variant.folder) / name).as_posix() for variant in manifest.variants for name in PICTURES}
+def charts_by_path(evidence: VariantEvidence) -> dict[str, str]:
+    """Return the SVG files of a variant's card, by path in the release."""
+    drawn = card_charts(evidence.extraction).values()
+    return dict(zip(chart_paths(evidence), drawn, strict=True))
+
+
+def stale_charts(manifest: Manifest, files: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """Return the charts below `root` that are not these files', are missing, or should not be there.
+
+    Args:
+        manifest: the release's.
+        files: what the evidence gives now, by path in the release.
+        root: the folder of the release.
+
+    Returns:
+        Paths in the release, sorted.
+    """
+    possible = {(Path(variant.folder) / name).as_posix() for variant in manifest.variants for name in CHARTS}
     there = {path: (root / path).read_bytes() for path in possible if (root / path).is_file()}
     wanted = {path: files[path].encode() for path in possible if path in files}
     return tuple(sorted(path for path in possible if there.get(path) != wanted.get(path)))
 
 
-def render_card(manifest: Manifest, evidence: Sequence[Evidence], *, beside: Path) -> str:
+def render_card(manifest: Manifest, evidence: Sequence[VariantEvidence], *, beside: Path) -> str:
     """README.md: header, body and stamp, one newline at the end, no space at the end of a line.
 
     The templates that the manifest names are looked for in the folder `beside` (the manifest's own), then among
@@ -236,9 +84,9 @@ def stamp() -> str:
     """Return the card's last line, a comment: which version of this tool, and which card of it, rendered the card.
 
     An audit by the same version and card compares every byte; any other compares what the card says. The card is a
-    digest of the templates that come with this tool and of the code that fills them in.
+    digest of the templates that come with this tool and of all the code that this module can run.
     """
-    digest = hashlib.sha256(digest_of_sources(_RENDERING).encode())
+    digest = hashlib.sha256(code_digest(__name__).encode())
     for file in sorted(packaged_folder("templates").glob("*.j2")):
         if not file.name.startswith("report."):
             digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -271,7 +119,7 @@ def _pipeline_tag(manifest: Manifest) -> str | None:
     return tags.pop() if len(tags) == 1 else None
 
 
-def _body(manifest: Manifest, evidence: Sequence[Evidence], *, folders: tuple[Path, ...]) -> str:
+def _body(manifest: Manifest, evidence: Sequence[VariantEvidence], *, folders: tuple[Path, ...]) -> str:
     environment = card_environment(folders)
     environment.filters.update(FILTERS)
     try:
@@ -287,112 +135,3 @@ def _body(manifest: Manifest, evidence: Sequence[Evidence], *, folders: tuple[Pa
 def _complaint(error: TemplateError) -> str:
     place = getattr(error, "name", None), getattr(error, "lineno", None)
     return f"{error.message} ({place[0]}, line {place[1]})" if all(place) else f"{error.message}"
-
-
-# --- the forms in which a figure reaches the card -----------------------------------------------------------
-
-
-def count(number: int) -> Markdown:
-    """6373 as `6,373`."""
-    return Markdown(f"{number:,}")
-
-
-def percent(share: float) -> Markdown:
-    """0.0009 as `0.09%`; 0% and 100% are exact, and what is near them never reads as if it were."""
-    if share in {0, 1}:
-        return Markdown(f"{100 * share:.0f}%")
-    if 0 < share < 0.00005:  # noqa: PLR2004 - half of the last digit shown
-        return Markdown("<0.01%")
-    if 0.99995 <= share < 1:  # noqa: PLR2004 - likewise
-        return Markdown(">99.99%")
-    return Markdown(f"{100 * share:.2f}%")
-
-
-def figure(value: float) -> Markdown:
-    """Three significant digits: 1.0 as `1.00`, 0.00351 as it is."""
-    return Markdown(f"{value:#.3g}")
-
-
-def points(share: float) -> Markdown:
-    """A difference of shares in percentage points, signed: -0.00012 as `-0.012`, 0 as `0`."""
-    return Markdown(f"{100 * share:+.3g}" if share else "0")
-
-
-def size(octets: int) -> Markdown:
-    """Decimal units, as the Hub shows them: `1.32 GB`, `88.8 MB`, `4.0 kB`."""
-    if octets >= 999_500_000:  # noqa: PLR2004 - where MB would round up to a thousand
-        return Markdown(f"{octets / 1e9:.2f} GB")
-    if octets >= 999_500:  # noqa: PLR2004 - likewise
-        return Markdown(f"{octets / 1e6:.1f} MB")
-    return Markdown(f"{octets / 1e3:.1f} kB")
-
-
-def extent(summary: ExtractionSummary) -> str:
-    """`186 linears, layers 40–63`, `248 linears, all 32 layers`, or `2 linears` where names have no layer."""
-    total = summary.layers_total
-    if not summary.layers:
-        return linears(summary.linears)
-    if total > 1 and summary.layers == f"0-{total - 1}":
-        where = f"all {total} layers"
-    else:
-        where = f"layer{'s' * (not summary.layers.isdigit())} {summary.layers.replace('-', '–')}"
-    return f"{linears(summary.linears)}, {where}"
-
-
-def linears(number: int) -> Markdown:
-    """`1 linear`, `186 linears`."""
-    return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
-
-
-def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:
-    """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
-    name = for_markdown(f"{reference.where}@{known.revision[:8]}")
-    tree = f"https://huggingface.co/{reference.repo}/tree/{reference.revision}"  # both checked by the manifest
-    return Markdown(f"[{name}]({tree})") if reference.repo else name
-
-
-def full_width(extraction: Extraction, rank: int) -> bool:
-    """Whether every module of this rank has no more rows or columns than that."""
-    return all(min(module.shape) == rank for module in extraction.modules if module.rank == rank)
-
-
-def uncertain(extraction: Extraction) -> int:
-    """How many modules have their smallest value in the noise, so that their true rank may be higher."""
-    return sum(module.rank_at_least for module in extraction.modules)
-
-
-def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
-    """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
-    return tuple(_groups(sorted(names)))
-
-
-def _groups(names: Sequence[str]) -> Iterator[Markdown]:
-    for _, together in groupby(names, key=lambda name: name.partition(".")[0]):
-        group = tuple(together)
-        if len(group) > 1:
-            yield Markdown(f"{for_code(f'{_shared(group)}.*')} ({count(len(group))})")
-        else:
-            yield for_code(group[0])
-
-
-def _shared(names: Sequence[str]) -> str:
-    levels = zip(*(name.split(".") for name in names), strict=False)
-    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    form.__name__: form
-    for form in (
-        count,
-        percent,
-        figure,
-        points,
-        size,
-        linears,
-        extent,
-        checkpoint,
-        full_width,
-        uncertain,
-        grouped,
-    )
-}

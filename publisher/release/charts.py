@@ -1,7 +1,7 @@
-"""The pictures of a release, drawn from extraction.json and verification.json alone.
+"""The charts of a release, drawn from extraction.json and verification.json alone.
 
-Each takes a record and gives a `Picture`; what a record does not hold is not drawn: evidence without spectra has no
-picture of them. docs/report.md says how to read each.
+Each takes a record and gives a `Chart`; what a record does not hold is not drawn: evidence without spectra has no
+chart of them. docs/report.md says how to read each.
 """
 
 import math
@@ -12,15 +12,16 @@ from itertools import groupby
 from typing import TypeVar
 
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
-from publisher.records.filenames import ERRORS_PICTURE, SPECTRUM_PICTURE
+from publisher.records.filenames import ERRORS_CHART, SPECTRUM_CHART
+from publisher.records.formats import significant_percent
 from publisher.records.verification import Verification, VerificationSet
 from publisher.release.svg import (
     Axis,
+    Chart,
     Dot,
     Label,
     Line,
     Mark,
-    Picture,
     Rect,
     Tick,
     bottom_axis,
@@ -79,7 +80,7 @@ def spot_of(name: str) -> Spot:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Places of columns side by side, from `left` to the picture's right edge."""
+    """Places of columns side by side, from `left` to the chart's right edge."""
 
     known: tuple[Column, ...]
     left: float
@@ -131,20 +132,20 @@ class _Columns:
 
 
 def _title(text: str, more: str = "") -> list[Mark]:
-    """The picture's title, and at its right what may be added in small."""
+    """The chart's title, and at its right what may be added in small."""
     room = WIDTH - _RIGHT - 40 - 7 * len(text)
     added = [Label(WIDTH - _RIGHT, 20, _cut(more, room), "end", "small")] if more else []
     return [Label(4, 20, text, "start", "strong"), *added]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+def _percent(share: float) -> str:
+    return significant_percent(share, digits=3)
 
 
 # --- errors against their floor -----------------------------------------------------------------------------
 
 
-def error_map(extraction: Extraction) -> Picture:
+def error_map(extraction: Extraction) -> Chart:
     """Each module's relative error in units of what merge rounding leaves; layers across, modules of a layer down."""
     modules = extraction.modules
     rows = list(dict.fromkeys(spot_of(m.name).part for m in sorted(modules, key=lambda m: spot_of(m.name).block)))
@@ -165,7 +166,7 @@ def error_map(extraction: Extraction) -> Picture:
     marks += legend([(tone, label) for _, tone, label in _LEVELS], x=columns.left, y=bottom + 68)
     counts = (f"{sum(floors(m) <= limit for m in modules)} of {len(modules)} at most {limit:g}" for limit in (1.2, 3.0))
     described = f"A map, layers across and modules down. Modules by error over floor: {', '.join(counts)}."
-    return Picture("Relative error against its floor", described, WIDTH, bottom + 80, tuple(marks))
+    return Chart("Relative error against its floor", described, WIDTH, bottom + 80, tuple(marks))
 
 
 def floors(module: ModuleExtraction) -> float:
@@ -181,7 +182,7 @@ def _error_tip(module: ModuleExtraction) -> str:
 # --- spectra ------------------------------------------------------------------------------------------------
 
 
-def spectrum(extraction: Extraction) -> Picture | None:
+def spectrum(extraction: Extraction) -> Chart | None:
     """Singular values of three modules, with noise edge and rank; None where the evidence holds no spectra."""
     chosen = chosen_modules(extraction)
     if not chosen:
@@ -204,7 +205,7 @@ def spectrum(extraction: Extraction) -> Picture | None:
         f"{m.name}: {m.sigma_1:.3g} to {m.sigma_r:.3g} kept at rank {m.rank}, noise edge {m.noise_edge:.3g}"
         for m in chosen
     )
-    return Picture("Spectrum and noise edge", f"{edges}.", WIDTH, bottom + 70, tuple(marks))
+    return Chart("Spectrum and noise edge", f"{edges}.", WIDTH, bottom + 70, tuple(marks))
 
 
 def _lines(y: Axis, left: float, right: float) -> list[Mark]:
@@ -256,7 +257,7 @@ def _cut(text: str, width: float) -> str:
 # --- size of the update -------------------------------------------------------------------------------------
 
 
-def layer_sizes(extraction: Extraction) -> Picture:
+def layer_sizes(extraction: Extraction) -> Chart:
     """The update's squared norm by layer, and which part of the layer it is in."""
     modules, left, bottom = extraction.modules, 66, 236
     tones = _tones(modules, _square)
@@ -278,7 +279,7 @@ def layer_sizes(extraction: Extraction) -> Picture:
     marks += [*columns.axis(bottom), Label(16, (bottom + _TOP) / 2, "squared norm", "middle", "small", turned=True)]
     marks += legend(_named(tones), x=left, y=bottom + 68)
     described = f"Bars by layer, {extraction.summary.layers or 'no'} layers; the tallest holds {y.high / 1.06:.3g}."
-    return Picture("Size of the update per layer", described, WIDTH, bottom + 80, tuple(marks))
+    return Chart("Size of the update per layer", described, WIDTH, bottom + 80, tuple(marks))
 
 
 def _square(module: ModuleExtraction) -> float:
@@ -317,33 +318,37 @@ def _named(tones: Mapping[str, str]) -> list[tuple[str, str]]:
 # --- bit for bit --------------------------------------------------------------------------------------------
 
 
-def exact_shares(extraction: Extraction) -> Picture:
+def exact_shares(extraction: Extraction) -> Chart:
     """Which share of each module's weights a merge gives exactly as released, layer by layer."""
     modules, left, bottom = extraction.modules, 66, 236
     tones, columns = _tones(modules, _square), _Columns.of(modules, left=left)
     shares = [module.exact_share for module in modules]
     room = max(0.08 * (max(shares) - min(shares)), 2e-4)
     y = Axis(max(min(shares) - room, 0), min(max(shares) + room, 1), bottom, _TOP)
-    told = f"{100 * extraction.summary.exact_share:.4g} % over all weights"
+    told = f"{_exact(extraction.summary.exact_share)} over all weights"
     marks = _title("Weights that a merge restores bit for bit, module by module", f"dotted: {told}")
     marks += left_axis(y.ticks(percent=True), x=left, right=columns.end)
     overall = y.at(extraction.summary.exact_share)
     marks.append(Line(((left, overall), (columns.end, overall)), "whole"))
     for module in modules:
         spot = spot_of(module.name)
-        tip = f"{module.name}\n{100 * module.exact_share:.4g} % bit for bit"
+        tip = f"{module.name}\n{_exact(module.exact_share)} bit for bit"
         marks.append(Dot(columns.centre(spot.column), y.at(module.exact_share), tones[spot.block], tip, 2.8))
     marks.append(Line(((left, _TOP), (left, bottom), (columns.end, bottom)), "frame"))
     marks += columns.axis(bottom)
     marks += legend(_named(tones), x=left, y=bottom + 68)
-    described = f"Dots by layer, from {100 * min(shares):.4g} % to {100 * max(shares):.4g} %; {told}."
-    return Picture("Share restored bit for bit", described, WIDTH, bottom + 80, tuple(marks))
+    described = f"Dots by layer, from {_exact(min(shares))} to {_exact(max(shares))}; {told}."
+    return Chart("Share restored bit for bit", described, WIDTH, bottom + 80, tuple(marks))
+
+
+def _exact(share: float) -> str:
+    return significant_percent(share, digits=4)
 
 
 # --- verification -------------------------------------------------------------------------------------------
 
 
-def divergences(verification: Verification | None) -> Picture | None:
+def divergences(verification: Verification | None) -> Chart | None:
     """How far answers lie apart, by test set and type of question: mean, 99th percentile and greatest KL."""
     rows = list(_rows(verification)) if verification else []
     if not rows:
@@ -368,7 +373,7 @@ def divergences(verification: Verification | None) -> Picture | None:
     told = "; ".join(
         f"{name}: mean {mean:.3g}, greatest {greatest:.3g}, {changed}" for name, mean, _, greatest, changed in rows
     )
-    return Picture("Verification", f"{told}.", WIDTH, bottom + 80, tuple(marks))
+    return Chart("Verification", f"{told}.", WIDTH, bottom + 80, tuple(marks))
 
 
 _POINTS = ("mean", "99th percentile", "greatest")
@@ -390,7 +395,12 @@ def _rows_of(sets: Sequence[VerificationSet], more: str) -> Iterator[_Row]:
 # --- the card's ---------------------------------------------------------------------------------------------
 
 
-def card_pictures(extraction: Extraction) -> dict[str, str]:
-    """The SVG files that go beside a variant's card, by name; without spectra in the evidence, none of them."""
-    made = {ERRORS_PICTURE: error_map(extraction), SPECTRUM_PICTURE: spectrum(extraction)}
-    return {name: drawn(picture) for name, picture in made.items() if picture is not None}
+def card_chart_names(extraction: Extraction) -> tuple[str, ...]:
+    """Return the names of the charts beside a variant's card: none of spectra where the evidence holds none."""
+    return (ERRORS_CHART, SPECTRUM_CHART) if chosen_modules(extraction) else (ERRORS_CHART,)
+
+
+def card_charts(extraction: Extraction) -> dict[str, str]:
+    """Return the SVG files that go beside a variant's card, by name."""
+    made = {ERRORS_CHART: error_map(extraction), SPECTRUM_CHART: spectrum(extraction)}
+    return {name: drawn(chart) for name, chart in made.items() if chart is not None}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from publisher.errors import ManifestError, counted, listed
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.formats import significant_percent
 from publisher.release.charts import floors, margin
-from publisher.release.dossier import Dossier, Part
+from publisher.release.evidence import Evidence, ReleaseEvidence
 from publisher.release.verdict import verdict_on
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -25,24 +26,24 @@ _KEY = "base_model.model."
 class _Found:
     """A module and the variant that it is in."""
 
-    part: Part
+    evidence: Evidence
     module: ModuleExtraction
 
 
-def explain(name: str, found: Dossier) -> tuple[Explained, ...]:
+def explain(name: str, found: ReleaseEvidence) -> tuple[Explained, ...]:
     """What is known of this module, in each variant that has one of that name.
 
     Raises:
         ManifestError: no module goes by that name, or several do; with the nearest names.
     """
     wanted = name.removesuffix(".weight")
-    every = [_Found(part, module) for part in found.parts for module in part.extraction.modules]
+    every = [_Found(evidence, module) for evidence in found.adapters for module in evidence.extraction.modules]
     matching = [one for one in every if one.module.name == wanted]
     matching = matching or [one for one in every if one.module.name.endswith(f".{wanted}")]
     names = sorted({one.module.name for one in matching})
     if len(names) != 1:
         raise _unclear(name, names or nearest(wanted, [one.module.name for one in every]), several=len(names) > 1)
-    return tuple(_explained(one.part, one.module) for one in matching)
+    return tuple(_explained(one.evidence, one.module) for one in matching)
 
 
 def _unclear(name: str, names: list[str], *, several: bool) -> ManifestError:
@@ -68,8 +69,8 @@ def nearest(name: str, names: list[str]) -> list[str]:
 # --- the facts ----------------------------------------------------------------------------------------------
 
 
-def _explained(part: Part, module: ModuleExtraction) -> Explained:
-    extraction = part.extraction
+def _explained(evidence: Evidence, module: ModuleExtraction) -> Explained:
+    extraction = evidence.extraction
     facts = (*_figures(module), *_recovery(module), *_files(extraction, module))
     return Explained(module=module.name, variant=extraction.path, label=extraction.label, facts=facts, figures=module)
 
@@ -96,7 +97,7 @@ def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
+    return significant_percent(share, digits=4)
 
 
 def spectrum_bar(module: ModuleExtraction) -> str:
@@ -130,6 +131,6 @@ def _files(extraction: Extraction, module: ModuleExtraction) -> Iterator[tuple[s
         yield side, f"{known.name} at {known.revision}, {counted(len(known.files), 'file')} read"
 
 
-def module_names(found: Dossier) -> list[str]:
+def module_names(found: ReleaseEvidence) -> list[str]:
     """The names of all modules, for a shell to complete."""
-    return sorted({module.name for part in found.parts for module in part.extraction.modules})
+    return sorted({module.name for evidence in found.adapters for module in evidence.extraction.modules})

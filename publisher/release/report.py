@@ -1,6 +1,6 @@
 """`publish report`: everything that is known of a release on one HTML page that needs nothing but itself.
 
-Style, script and pictures are in the page; a policy in its head forbids the browser to fetch anything. Whatever a
+Style, script and charts are in the page; a policy in its head forbids the browser to fetch anything. Whatever a
 checkpoint or a manifest brought along is escaped. The same evidence gives the same bytes.
 """
 
@@ -10,10 +10,10 @@ from itertools import takewhile
 
 from publisher.records.extraction import ModuleExtraction, spectrum_places
 from publisher.records.verification import VerificationSet
-from publisher.release.card import FILTERS
 from publisher.release.charts import divergences, error_map, exact_shares, floors, layer_sizes, margin, spectrum
-from publisher.release.dossier import Dossier, Part
-from publisher.release.svg import Axis, Line, Mark, Picture, environment, log_axis
+from publisher.release.evidence import Evidence, ReleaseEvidence
+from publisher.release.filters import FILTERS
+from publisher.release.svg import Axis, Chart, Line, Mark, environment, log_axis
 from publisher.release.verdict import Verdict, verdict_on
 
 _SPARK = 88, 22  # width and height of the spectrum in a row of the table
@@ -27,7 +27,7 @@ class _Row:
     verdict: Verdict
     floors: float
     margin: float
-    spark: Picture | None
+    spark: Chart | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +42,53 @@ class _Set:
 class _Section:
     """One variant on the page; the names of all its modules begin with `prefix`."""
 
-    part: Part
-    pictures: tuple[tuple[str, Picture], ...]
+    evidence: Evidence
+    charts: tuple[tuple[str, Chart], ...]
     prefix: str
     rows: tuple[_Row, ...]
     verdicts: Counter[str]
     sets: tuple[_Set, ...]
 
 
-def render_report(found: Dossier) -> str:
+def render_report(found: ReleaseEvidence) -> str:
     """The page."""
     made = environment()
     made.filters.update(FILTERS)
-    sections = tuple(map(_section, found.parts))
-    return made.get_template("report.html.j2").render(dossier=found, sections=sections)
+    sections = tuple(map(_section, found.adapters))
+    return made.get_template("report.html.j2").render(release=found, sections=sections)
 
 
-def _section(part: Part) -> _Section:
-    rows = tuple(map(_row, part.extraction.modules))
-    verification = part.verification
-    on_fp8 = verification.fp8.sets if verification and verification.fp8 else ()
-    sets = [_Set(one.name, one) for one in (verification.sets if verification else ())]
-    sets += [_Set(f"{one.name}, FP8 base", one) for one in on_fp8]
+def _section(evidence: Evidence) -> _Section:
+    rows = tuple(map(_row, evidence.extraction.modules))
+    sets = [_Set(one.name, one) for one in evidence.sets]
+    sets += [_Set(f"{one.name}, FP8 base", one) for one in evidence.fp8_sets]
     levels = Counter[str](row.verdict.level for row in rows)
-    return _Section(part, _pictures(part), _prefix(part), rows, levels, tuple(sets))
+    return _Section(evidence, _charts(evidence), _prefix(evidence), rows, levels, tuple(sets))
 
 
-def _prefix(part: Part) -> str:
+def _prefix(evidence: Evidence) -> str:
     """What all names share, up to a point: `model.layers.`."""
-    levels = zip(*(module.name.split(".")[:-1] for module in part.extraction.modules), strict=False)
+    levels = zip(*(module.name.split(".")[:-1] for module in evidence.extraction.modules), strict=False)
     return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
-def _pictures(part: Part) -> tuple[tuple[str, Picture], ...]:
+def _charts(evidence: Evidence) -> tuple[tuple[str, Chart], ...]:
     """By the name under which the page explains them."""
     made = {
-        "errors": error_map(part.extraction),
-        "spectrum": spectrum(part.extraction),
-        "sizes": layer_sizes(part.extraction),
-        "shares": exact_shares(part.extraction),
-        "divergences": divergences(part.verification),
+        "errors": error_map(evidence.extraction),
+        "spectrum": spectrum(evidence.extraction),
+        "sizes": layer_sizes(evidence.extraction),
+        "shares": exact_shares(evidence.extraction),
+        "divergences": divergences(evidence.verification),
     }
-    return tuple((name, picture) for name, picture in made.items() if picture is not None)
+    return tuple((name, chart) for name, chart in made.items() if chart is not None)
 
 
 def _row(module: ModuleExtraction) -> _Row:
     return _Row(module, verdict_on(module), floors(module), margin(module), _spark(module))
 
 
-def _spark(module: ModuleExtraction) -> Picture | None:
+def _spark(module: ModuleExtraction) -> Chart | None:
     """The spectrum in the height of a line, with the noise edge; None where the evidence holds none."""
     if not module.spectrum:
         return None
@@ -104,4 +102,4 @@ def _spark(module: ModuleExtraction) -> Picture | None:
         Line(tuple((x.at(place), y.at(value)) for place, value in points), "curve"),
     )
     described = f"{module.sigma_1:.3g} to {module.sigma_r:.3g}, noise edge {module.noise_edge:.3g}"
-    return Picture("Spectrum", described, width, height, marks)
+    return Chart("Spectrum", described, width, height, marks)

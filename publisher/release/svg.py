@@ -1,6 +1,6 @@
-"""Axes and marks: what a picture is made of, and its SVG.
+"""Axes and marks: what a chart is made of, and its SVG.
 
-Coordinates are in units of the picture, about a pixel each; y grows downwards. The same picture gives the same bytes.
+Coordinates are in units of the chart, about a pixel each; y grows downwards. The same chart gives the same bytes.
 No figure is worked out here.
 """
 
@@ -11,11 +11,13 @@ from typing import ClassVar
 
 from jinja2 import Environment
 
+from publisher.records.formats import significant_percent
 from publisher.release.templating import html_environment
 
 _STEPS = (1, 2, 5, 10)
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PLAIN = 1e-3, 1e4  # numbers between these are written out
+_PERCENT_DIGITS = 6  # of a label: enough for neighbouring ones to differ
 _LETTER = 6.2  # mean width of a letter of a label
 
 
@@ -51,7 +53,9 @@ class Axis:
     def ticks(self, *, most: int = 6, percent: bool = False) -> tuple[Tick, ...]:
         """Round values, `most` of them at most."""
         values = _decades(self.low, self.high, most) if self.log else _round_values(self.low, self.high, most)
-        return tuple(Tick(self.at(v), share(v) if percent else number(v)) for v in values)
+        return tuple(
+            Tick(self.at(v), significant_percent(v, digits=_PERCENT_DIGITS) if percent else number(v)) for v in values
+        )
 
 
 _LEAST = 1e-30  # of what is drawn: evidence of others may hold numbers that no division survives
@@ -88,11 +92,6 @@ def number(value: float) -> str:
     digits, _, power = f"{value:.3e}".partition("e")
     factor = f"{float(digits):g}"
     return ("" if factor == "1" else f"{factor}·") + "10" + str(int(power)).translate(_SUPERSCRIPT)
-
-
-def share(value: float) -> str:
-    """A share of an axis: `99.5%`."""
-    return f"{100 * value:.6g}%"
 
 
 # --- marks --------------------------------------------------------------------------------------------------
@@ -154,8 +153,8 @@ Mark = Rect | Dot | Line | Label
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture: marks in the order in which they are drawn, and its content in words for who cannot see it."""
+class Chart:
+    """A chart: marks in the order in which they are drawn, and its content in words for who cannot see it."""
 
     title: str
     description: str
@@ -194,9 +193,9 @@ def left_axis(ticks: Sequence[Tick], *, x: float, right: float) -> list[Mark]:
 # --- SVG ----------------------------------------------------------------------------------------------------
 
 
-def svg(picture: Picture) -> str:
+def svg(chart: Chart) -> str:
     """A file of its own, legible on a light and on a dark ground, without anything fetched from elsewhere."""
-    return environment().get_template("picture.svg.j2").render(picture=picture)
+    return environment().get_template("chart.svg.j2").render(chart=chart)
 
 
 def environment() -> Environment:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from publisher.audit import audit
-from publisher.checkpoints.tensors import read_headers
+from publisher.audits import audit
+from publisher.checkpoints.headers import read_headers
 from publisher.errors import FetchError, PublisherError
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import _DigestMemo, _state_of

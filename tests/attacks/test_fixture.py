@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.records.progress import silent
 
 

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from publisher.adapters.loading import configuration, empty_model
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.cli.loaders import judged
 from publisher.errors import FetchError, PublisherError, ValidationError
-from publisher.extraction.structure import structure_of
+from publisher.extraction.model_structure import structure_of
 from publisher.loaders.subject import Base, read_subject
 from publisher.records.audit import Check
 from publisher.records.loaders import LoaderVerdict

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from publisher.adapters.peft_files import Factors
 from publisher.errors import ExtractionError, PublisherError, VerificationError
-from publisher.extraction.kept import Shelf
+from publisher.extraction.module_cache import Shelf
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
 from publisher.pipeline.run import Run, _Place, run
 from publisher.records.extraction import ModuleExtraction
 from publisher.records.progress import silent
 from publisher.records.sealed import kept_file
-from publisher.verification.answers import Answer, Answers
+from publisher.verification.answer_log import Answer, AnswerLog
 
 NAMES = {
     "upwards": "../../x",
@@ -201,10 +201,10 @@ def test_a_flipped_bit_in_any_octet_of_a_marker_makes_its_stage_run_again(tmp_pa
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-def kept_answers(folder: Path, key: str = "key") -> Answers:
-    answers = Answers(folder, key)
+def kept_answers(folder: Path, key: str = "key") -> AnswerLog:
+    answers = AnswerLog(folder, key)
     for place, batch in enumerate(BATCHES):
-        answers.add(batch, place=place)
+        answers.add(batch, number=place)
     return answers
 
 
@@ -220,7 +220,7 @@ def test_a_flipped_bit_in_any_octet_of_the_answers_drops_the_lines_that_it_touch
         touched |= {place + 1 for place in touched if bit // 8 in ends and place + 1 < len(BATCHES)}  # they are one now
         assert answers.finished() == set(range(len(BATCHES))) - touched, f"bit {bit}"
         for place in sorted(touched):
-            answers.add(BATCHES[place], place=place)
+            answers.add(BATCHES[place], number=place)
         assert sorted(answers.file.read_bytes().splitlines()) == sorted(content.splitlines())
 
 

@@ -33,13 +33,13 @@ from publisher.records.audit import Audit
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderVerdict
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome
 from publisher.records.record import Record
 from publisher.records.verification import Verification
-from publisher.release.card import Evidence, card_files, render_card
-from publisher.release.dossier import Dossier, Part
+from publisher.release.card import card_files, render_card
+from publisher.release.evidence import Evidence, ReleaseEvidence, VariantEvidence
 from publisher.release.explain import explain
 from publisher.release.report import render_report
 
@@ -141,7 +141,7 @@ def a(kind: type[R], text: str) -> R:
     return made
 
 
-def evidence_of(text: str) -> tuple[Manifest, tuple[Evidence, ...]]:
+def evidence_of(text: str) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     """A manifest whose free words are `text`, and evidence in which everything is."""
     found, problems = parse_manifest(Path("m.yaml"), MANIFEST)
     assert found is not None, problems
@@ -151,14 +151,17 @@ def evidence_of(text: str) -> tuple[Manifest, tuple[Evidence, ...]]:
     settings = made.settings.model_copy(update={"exports": ("gguf", "mlx")})
     summary = made.summary.model_copy(update={"rank": 9})
     made = made.model_copy(update={"settings": settings, "summary": summary})
-    verification = a(Verification, text)
+    verification, loaders = a(Verification, text), a(Loaders, text).verdicts
     manifest = found.model_copy(update={"variants": variants, "card": card})
-    return manifest, (Evidence(variants[0], made, verification), Evidence(variants[1], made, None))
+    return manifest, (
+        VariantEvidence(variant=variants[0], extraction=made, verification=verification, loaders=loaders),
+        VariantEvidence(variant=variants[1], extraction=made, verification=None, loaders=loaders),
+    )
 
 
 @cache
 def files_of(text: str) -> dict[str, str]:
-    """The card and its pictures."""
+    """The card and its charts."""
     return card_files(*evidence_of(text), beside=packaged_folder("templates"))
 
 
@@ -166,8 +169,8 @@ def files_of(text: str) -> dict[str, str]:
 def page_of(text: str) -> str:
     """The report."""
     _, evidence = evidence_of(text)
-    parts = tuple(Part(item.extraction, item.verification) for item in evidence)
-    return render_report(Dossier(title=text, summary=text, repo=text, parts=parts))
+    parts = tuple(Evidence(extraction=item.extraction, verification=item.verification) for item in evidence)
+    return render_report(ReleaseEvidence(title=text, summary=text, repo=text, adapters=parts))
 
 
 # --- what a reader's program makes of an output -------------------------------------------------------------
@@ -183,7 +186,7 @@ _PLACES = {
     "cx",
     "cy",
     "transform",
-}  # in a picture, which has room for long words
+}  # in a chart, which has room for long words
 
 
 class _Page(HTMLParser):
@@ -221,8 +224,8 @@ def hidden(text: str) -> list[str]:
     return sorted({for_terminal(c) for c in text if is_hidden(c) and c != "\n"})
 
 
-def in_svg(picture: str) -> list[str]:
-    return [f"{element.tag} {sorted(element.attrib)}" for element in ET.fromstring(picture).iter()]  # noqa: S314
+def in_svg(chart: str) -> list[str]:
+    return [f"{element.tag} {sorted(element.attrib)}" for element in ET.fromstring(chart).iter()]  # noqa: S314
 
 
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")  # those of rich, which names no other sequence in a table
@@ -276,13 +279,13 @@ def test_a_report_shows_hostile_text_and_has_no_element_of_it(text: str) -> None
 
 
 @every_payload
-def test_a_picture_is_well_formed_and_has_no_element_of_hostile_text(text: str) -> None:
-    pictures, plain = files_of(text), files_of("plain words")
-    assert len([name for name in pictures if name.endswith(".svg")]) == 4
-    for name in pictures:
+def test_a_chart_is_well_formed_and_has_no_element_of_hostile_text(text: str) -> None:
+    charts, plain = files_of(text), files_of("plain words")
+    assert len([name for name in charts if name.endswith(".svg")]) == 4
+    for name in charts:
         if name.endswith(".svg"):
-            assert hidden(pictures[name]) == []
-            assert in_svg(pictures[name]) == in_svg(plain[name])
+            assert hidden(charts[name]) == []
+            assert in_svg(charts[name]) == in_svg(plain[name])
 
 
 @every_payload
@@ -314,7 +317,9 @@ def _without_progress(out: str) -> str:
 @every_payload
 def test_what_is_known_of_a_module_is_found_and_told_by_a_hostile_name(text: str) -> None:
     _, evidence = evidence_of(text)
-    found = explain(text, Dossier(text, text, text, (Part(evidence[0].extraction, None),)))
+    found = explain(
+        text, ReleaseEvidence(text, text, text, (Evidence(extraction=evidence[0].extraction, verification=None),))
+    )
     console = Console(file=io.StringIO())
     show_module(found[0], console)
     assert hidden(printed(console)) == []
@@ -324,7 +329,11 @@ def test_what_is_known_of_a_module_is_found_and_told_by_a_hostile_name(text: str
 def test_an_export_of_an_unknown_kind_keeps_a_card_from_being_rendered(export: str) -> None:
     manifest, evidence = evidence_of("plain words")
     settings = evidence[0].extraction.settings.model_copy(update={"exports": (export,)})
-    other = Evidence(evidence[0].variant, evidence[0].extraction.model_copy(update={"settings": settings}), None)
+    other = VariantEvidence(
+        variant=evidence[0].variant,
+        extraction=evidence[0].extraction.model_copy(update={"settings": settings}),
+        verification=None,
+    )
     with pytest.raises(CardError, match="cannot be rendered"):
         card_files(manifest, (other,), beside=packaged_folder("templates"))
 
@@ -360,10 +369,15 @@ IN_FIELDS = (
 )
 
 
-def card_of(manifest: Manifest, evidence: tuple[Evidence, ...]) -> str:
+def card_of(manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> str:
     """The card of this manifest, with that evidence."""
     pairs = zip(manifest.variants, evidence, strict=True)
-    items = tuple(Evidence(variant, item.extraction, item.verification) for variant, item in pairs)
+    items = tuple(
+        VariantEvidence(
+            variant=variant, extraction=item.extraction, verification=item.verification, loaders=item.loaders
+        )
+        for variant, item in pairs
+    )
     return render_card(manifest, items, beside=packaged_folder("templates"))
 
 

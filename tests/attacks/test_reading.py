@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.border.files import UnreadableError, entries, open_regular, read_regular, regular_files
 from publisher.border.json_text import parse_json
 from publisher.border.limits import LIMITS
@@ -18,14 +18,15 @@ from publisher.border.names import tensor_name
 from publisher.border.paths import repository_path
 from publisher.border.safetensors_header import parse_header
 from publisher.border.yaml_text import parse_yaml
-from publisher.checkpoints.tensors import file_headers, read_headers, read_json
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.errors import FetchError
 from publisher.manifest.reading import read_manifest
 from publisher.records.audit import Audit
 from publisher.records.checkpoint import FileDigest
 from publisher.records.files import canonical_json
 from publisher.records.progress import silent
-from publisher.release.dossier import dossier
+from publisher.release.evidence import read_release
 
 
 def audited(folder: Path) -> Audit:
@@ -147,7 +148,7 @@ def test_a_report_of_a_folder_follows_no_link_in_it(own_tiny_run: Path) -> None:
     (release / "extraction.json").rename(own_tiny_run / "elsewhere.json")
     (release / "extraction.json").symlink_to(own_tiny_run / "elsewhere.json")
     with pytest.raises(FetchError, match=r"holds no extraction\.json"):
-        dossier(None, release, staged=None)
+        read_release(None, release, staged=None)
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +58,20 @@ def pins_in(path: Path) -> dict[str, Pin]:
     return pins
 
 
-def workflow(name: str) -> dict[str, Any]:
+def workflow(name: str) -> dict[Any, Any]:
     """Return a workflow as it is parsed; YAML reads its key `on` as true."""
-    parsed: dict[str, Any] = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
+    parsed: dict[Any, Any] = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
     return parsed
 
 
 def commands(job: dict[str, Any]) -> list[str]:
     """Return the command lines of a job."""
     return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def recipe(target: str) -> str:
+    """Return the lines that make runs for this target."""
+    return (ROOT / "Makefile").read_text(encoding="utf-8").split(f"\n{target}: ")[1].split("\n\n")[0]
 
 
 # --- locks --------------------------------------------------------------------------------------------------
@@ -106,16 +113,22 @@ def test_the_build_backend_is_pinned_where_no_constraint_reaches() -> None:
 # --- workflows ----------------------------------------------------------------------------------------------
 
 
-def test_one_job_may_publish_and_it_installs_by_digest_and_runs_publish_alone() -> None:
-    entitled = [
-        (path.name, name)
+def test_three_jobs_have_more_than_the_right_to_read_and_each_has_only_what_it_needs() -> None:
+    entitled = {
+        (path.name, name): job["permissions"]
         for path in sorted(WORKFLOWS.glob("*.yml"))
         for name, job in workflow(path.name)["jobs"].items()
-        if job.get("permissions") not in ({}, {"contents": "read"})
-    ]
-    assert entitled == [("release.yml", "publish")]
+        if job["permissions"] not in ({}, {"contents": "read"})
+    }
+    assert entitled == {
+        ("release.yml", "publish"): {"contents": "read", "id-token": "write"},
+        ("tool-release.yml", "index"): {"id-token": "write"},
+        ("tool-release.yml", "github"): {"contents": "write"},
+    }
+
+
+def test_the_job_that_publishes_clef_installs_by_digest_and_runs_publish_alone() -> None:
     job = workflow("release.yml")["jobs"]["publish"]
-    assert job["permissions"] == {"contents": "read", "id-token": "write"}
     digest, install, *rest = commands(job)
     assert digest.startswith("echo ")
     assert install.split("pip install ")[1].split() == [
@@ -139,9 +152,67 @@ def test_the_wheel_is_built_by_tools_with_digests_and_released_after_its_tests()
     assert "--require-hashes --only-binary=:all: --requirement requirements/build.txt" in install
     assert make == "python -m build --no-isolation --wheel"
     assert test["needs"] == "build"
-    for caller in ("ci.yml", "release.yml"):
+    for caller in ("ci.yml", "release.yml", "tool-release.yml"):
         assert workflow(caller)["jobs"]["wheel"]["uses"] == "$/.github/workflows/wheel.yml"
     assert workflow("release.yml")["jobs"]["publish"]["needs"] == "wheel"
+
+
+@pytest.mark.parametrize(
+    ("tag", "started"),
+    [("v1.2.0", ["release.yml"]), ("tool-v0.3.0", ["tool-release.yml"]), ("tool-latest", []), ("version", [])],
+)
+def test_a_tag_starts_the_release_of_clef_or_of_the_tool_and_never_both(tag: str, started: list[str]) -> None:
+    patterns = {
+        path.name: workflow(path.name)[True].get("push", {}).get("tags", []) for path in WORKFLOWS.glob("*.yml")
+    }
+    assert sorted(name for name, globs in patterns.items() if any(fnmatchcase(tag, glob) for glob in globs)) == started
+
+
+def test_the_jobs_that_release_the_tool_take_the_tested_wheel_and_run_no_code_of_the_repository() -> None:
+    jobs = workflow("tool-release.yml")["jobs"]
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "wheel": None,
+        "notes": "wheel",
+        "index": ["wheel", "notes"],
+        "github": ["wheel", "notes", "index"],
+    }
+    for name, ours in (("index", []), ("github", ["gh"])):
+        steps = jobs[name]["steps"]
+        uses = [step["uses"].partition("@")[0] for step in steps if "uses" in step]
+        assert set(uses) <= {"actions/download-artifact", "pypa/gh-action-pypi-publish"}
+        check, *others = commands(jobs[name])
+        assert check.endswith("| sha256sum --check --strict")
+        assert [command.split()[0] for command in others] == ours
+        checking = next(step for step in steps if step.get("run") == check)
+        assert checking["env"] == {"DIGEST": "${{ needs.wheel.outputs.digest }}"}
+        after = steps[steps.index(checking) + 1 :]
+        assert not any("download-artifact" in step.get("uses", "") for step in after)
+
+
+def test_the_index_gets_the_folder_with_the_checked_wheel_and_an_attestation_of_it() -> None:
+    job = workflow("tool-release.yml")["jobs"]["index"]
+    *_, upload = job["steps"]
+    assert job["environment"] == "package-index"
+    assert upload["with"] == {"packages-dir": "wheel", "attestations": True, "print-hash": True}
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
+def test_every_action_is_pinned_by_its_commit(path: Path) -> None:
+    used = [line.split("uses: ")[1] for line in path.read_text(encoding="utf-8").splitlines() if "uses: " in line]
+    foreign = [action for action in used if not action.startswith("$/")]
+    assert [action for action in foreign if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v[\d.]+", action)] == []
+
+
+def test_before_a_commit_the_tools_of_make_lint_run_and_nothing_is_fetched() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]
+    asked = [hook["entry"].split() for hook in hooks[0]["hooks"]]
+    assert {hook["language"] for hook in hooks[0]["hooks"]} == {"system"}
+    lint = re.findall(r"^\t\$\(BIN\)/(\S+)(?: (check|format))?", recipe("lint"), flags=re.MULTILINE)
+    python_tools = [
+        [f".venv/bin/{tool}", *filter(None, [verb])] for tool, verb in lint if tool not in {"zizmor", "actionlint"}
+    ]
+    assert [words[: len(expected)] for words, expected in zip(asked, python_tools, strict=True)] == python_tools
 
 
 def test_the_release_workflow_bears_the_name_of_its_file_and_the_documentation_says_so() -> None:
@@ -187,8 +258,8 @@ class Runner:
 def runner(tmp_path: Path) -> Runner:
     """A checkout of what the wheel is made of, and the Python that runs this."""
     checkout = tmp_path / "checkout"
-    inside = shutil.ignore_patterns("__pycache__", "templates", "manifests")  # the wheel gets these from beside it
-    shutil.copytree(PACKAGE, checkout / "publisher", ignore=inside)
+    beside = shutil.ignore_patterns("__pycache__", "templates", "manifests")  # the wheel gets these from beside it
+    shutil.copytree(PACKAGE, checkout / "publisher", ignore=beside)
     for folder in ("templates", "manifests"):
         shutil.copytree(ROOT / folder, checkout / folder)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
@@ -201,13 +272,8 @@ def runner(tmp_path: Path) -> Runner:
 
 
 def test_the_wheel_that_was_tested_is_installed_and_no_other(runner: Runner) -> None:
-    for command in commands(workflow("wheel.yml")["jobs"]["build"])[1:]:  # but for the installation of its tools
-        done = runner.run(command)
-        assert done.returncode == 0, done.stderr
-    digest = (runner.folder / "output").read_text(encoding="utf-8").strip().removeprefix("digest=")
+    wheel, digest = build_wheel(runner)
     checkout = runner.folder / "checkout"
-    (checkout / "dist").rename(checkout / "wheel")  # as upload and download leave it
-    [wheel] = (checkout / "wheel").iterdir()
     assert wheel.name == f"lora_publisher-{publisher.__version__}-py3-none-any.whl"
 
     [check, *_] = commands(workflow("wheel.yml")["jobs"]["test"])
@@ -227,6 +293,56 @@ def test_the_wheel_that_was_tested_is_installed_and_no_other(runner: Runner) -> 
     refused = runner.run(f"{install}-again")
     assert refused.returncode == 1
     assert "DO NOT MATCH THE HASHES" in refused.stderr
+
+
+def build_wheel(runner: Runner) -> tuple[Path, str]:
+    """Build the wheel by the workflow's own commands, and return it, as download leaves it, with its digest."""
+    for command in commands(workflow("wheel.yml")["jobs"]["build"])[1:]:  # but for the installation of its tools
+        done = runner.run(command)
+        assert done.returncode == 0, done.stderr
+    digest = (runner.folder / "output").read_text(encoding="utf-8").strip().removeprefix("digest=")
+    (runner.folder / "checkout/dist").rename(runner.folder / "checkout/wheel")
+    [wheel] = (runner.folder / "checkout/wheel").iterdir()
+    return wheel, digest
+
+
+def test_the_wheel_holds_the_templates_and_the_demo_and_no_manifest_of_a_release(runner: Runner) -> None:
+    wheel, _ = build_wheel(runner)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "publisher/templates/lora_card.md.j2" in names
+    assert [name for name in names if name.startswith("publisher/manifests/")] == ["publisher/manifests/demo.yaml"]
+
+
+def test_the_tool_is_released_under_its_own_version_with_what_the_changelog_says_of_it(runner: Runner) -> None:
+    wheel, digest = build_wheel(runner)
+    changelog = (
+        "# Changelog\n\n## Unreleased\n\n- Later.\n\n## {}\n\n- This.\n\n### Fixed\n\n- That.\n\n## 0.0.1\n\n- Old.\n"
+    )
+    (runner.folder / "checkout/CHANGELOG.md").write_text(changelog.format(publisher.__version__), encoding="utf-8")
+    same_version, write_notes, some_notes = commands(workflow("tool-release.yml")["jobs"]["notes"])
+    tag = f"tool-v{publisher.__version__}"
+    for command in (same_version, write_notes, some_notes):
+        assert runner.run(command, GITHUB_REF_NAME=tag).returncode == 0
+    notes = (runner.folder / "checkout/notes.md").read_text(encoding="utf-8")
+    assert notes == "\n- This.\n\n### Fixed\n\n- That.\n\n"
+
+    assert runner.run(same_version, GITHUB_REF_NAME="tool-v99.0.0").returncode == 1
+    assert runner.run(write_notes, GITHUB_REF_NAME="tool-v99.0.0").returncode == 0
+    assert runner.run(some_notes).returncode == 1
+
+    for job in ("index", "github"):
+        [check, *_] = commands(workflow("tool-release.yml")["jobs"][job])
+        assert runner.run(check, DIGEST=digest).returncode == 0
+        assert runner.run(check, DIGEST="0" * 64).returncode == 1
+        wheel.with_name("another-1-py3-none-any.whl").write_bytes(b"")
+        assert runner.run(check, DIGEST=digest).returncode == 1
+        wheel.with_name("another-1-py3-none-any.whl").unlink()
+
+
+def test_the_changelog_has_a_section_for_the_version_in_the_sources() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert publisher.__version__ in headings
 
 
 # --- the name -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from publisher.records.filenames import CARD
-from publisher.release.dossier import dossier
+from publisher.release.evidence import read_release
 from publisher.release.report import render_report
 from tests.browser.chromium import Browser, Open, Page, running
 
@@ -42,13 +42,13 @@ def staged(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(staged: Path) -> Path:
     """The report's page."""
     page = staged.parent / "demo.html"
-    page.write_text(render_report(dossier(None, staged, staged=None)), encoding="utf-8")
+    page.write_text(render_report(read_release(None, staged, staged=None)), encoding="utf-8")
     return page
 
 
 @pytest.fixture(scope="session")
 def card(staged: Path) -> Path:
-    """The card as HTML, beside its pictures."""
+    """The card as HTML, beside its charts."""
     body = (staged / CARD).read_text(encoding="utf-8").split("---\n", 2)[2]
     html = MarkdownIt("commonmark").enable("table").render(body)
     viewport = '<meta name="viewport" content="width=device-width">'

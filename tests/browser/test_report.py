@@ -123,7 +123,7 @@ def test_without_script_everything_is_there_to_read(opened: Open, report: Path) 
 
 
 @pytest.mark.parametrize(("window", "name"), [WINDOWS[0], WINDOWS[1], WINDOWS[2]])
-def test_the_card_shows_its_pictures(opened: Open, card: Path, window: dict[str, int], name: str) -> None:
+def test_the_card_shows_its_charts(opened: Open, card: Path, window: dict[str, int], name: str) -> None:
     page = opened(card, **window)
     assert page.complaints() == []
     widths = page.value("[...document.images].map(image => image.naturalWidth)")

@@ -10,7 +10,7 @@ from publisher.cli.console import show_audit, show_outcome, show_plan
 from publisher.records.audit import Audit, Check
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.publication import CommitPlan, Operation
-from tests.release.test_pictures import a_set, agreement, extraction, module, verification
+from tests.release.test_charts import a_set, agreement, extraction, module, verification
 
 OUTCOME = Outcome(
     manifest="m.yaml",
@@ -69,8 +69,8 @@ def test_a_wide_terminal_gets_tables() -> None:
     console = terminal(120)
     show_outcome(OUTCOME, console)
     assert re.search(r"variant +linears +layers +relative error +bit for bit +adapter", text(console))
-    assert re.search(r"long name \(27B\) +1 +0-1 of 2 +2 / 2 / 2 % +80.0% +1 B", text(console))
-    assert re.search(r"added +README.md +4.20 kB +0{12}", text(console))
+    assert re.search(r"long name \(27B\) +1 +0-1 of 2 +2\.00% / 2\.00% / 2\.00% +80\.00% +1 B", text(console))
+    assert re.search(r"added +README.md +4.2 kB +0{12}", text(console))
 
 
 def test_a_terminal_of_forty_columns_gets_lists_and_no_longer_line_and_nothing_is_lost() -> None:
@@ -80,9 +80,9 @@ def test_a_terminal_of_forty_columns_gets_lists_and_no_longer_line_and_nothing_i
     lines = text(console).splitlines()
     assert max(map(len, lines)) <= 40
     joined = " ".join(text(console).split())
-    assert "linears 1 layers 0-1 of 2 relative error 2 / 2 / 2 % bit for bit 80.0% adapter 1 B" in joined
+    assert "linears 1 layers 0-1 of 2 relative error 2.00% / 2.00% / 2.00% bit for bit 80.00% adapter 1 B" in joined
     assert "test set A set, FP8 base" in joined
-    assert "added README.md 4.20 kB 000000000000" in joined
+    assert "added README.md 4.2 kB 000000000000" in joined
     assert "check files result passed seen 8 files of the release, and a good many words more" in joined
     assert "…" not in joined
 

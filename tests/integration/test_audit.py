@@ -18,21 +18,22 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.cli import app as cli
 from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
 from publisher.manifest.reading import read_manifest
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.records.audit import Audit, Check
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.files import canonical_json, sha256_of
 from publisher.records.progress import silent
 from publisher.records.verification import Verification
-from publisher.release.card import card_files, load_evidence, other_pictures
-from publisher.verification.metrics import Pair, set_figures
+from publisher.release.card import card_files, stale_charts
+from publisher.release.evidence import load_evidence
+from publisher.verification.metrics import AnswerPair, set_metrics
 
 WEIGHTS, CONFIG, EVIDENCE = "adapter_model.safetensors", "adapter_config.json", "extraction.json"
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -75,6 +76,7 @@ def test_a_staged_release_passes_and_what_was_not_checked_is_said(release: Path)
         "download",
         "repository",
         "signature",
+        "loaders",
         "verification",
         "source",
         "base",
@@ -110,7 +112,7 @@ def test_evidence_and_card_of_before_there_were_spectra_pass_too(release: Path) 
     found = audited(release, deep=True)
     assert failures(found) == {}
     assert check(found, "evidence", "/").status == "passed"
-    assert check(found, "pictures", "/").detail == "byte for byte what extraction.json gives: errors.svg"
+    assert check(found, "charts", "/").detail == "byte for byte what extraction.json gives: errors.svg"
 
 
 # --- tools of a forger --------------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ def halve(module: str, figure: str) -> Callable[[dict[str, Any]], None]:
 
 
 def reseal(folder: Path) -> None:
-    """Digests in extraction.json, the card and its pictures, made anew for what is there now."""
+    """Digests in extraction.json, the card and its charts, made anew for what is there now."""
     for place in (folder, folder / "small"):
         files = {"adapter": WEIGHTS, "config": CONFIG}
         digests = {field: (sha256_of(place / name), (place / name).stat().st_size) for field, name in files.items()}
@@ -155,7 +157,7 @@ def reseal(folder: Path) -> None:
     manifest, _ = read_manifest(folder / "manifest.yaml")
     assert manifest is not None
     files = card_files(manifest, load_evidence(manifest, folder), beside=folder)
-    for path in other_pictures(manifest, files, folder):
+    for path in stale_charts(manifest, files, folder):
         (folder / path).unlink()
     for path, text in files.items():
         (folder / path).write_text(text)
@@ -288,11 +290,11 @@ def a_spectrum_cut_short(folder: Path) -> None:
     edit_json(folder / EVIDENCE, lambda e: e["modules"][0]["spectrum"].pop())
 
 
-def a_kinder_picture(folder: Path) -> None:
+def a_kinder_chart(folder: Path) -> None:
     replace(folder / "errors.svg", 'class="m2"', 'class="m0"')
 
 
-def picture_missing(folder: Path) -> None:
+def chart_missing(folder: Path) -> None:
     (folder / "spectrum.svg").unlink()
 
 
@@ -352,7 +354,7 @@ def verification_of_another_adapter(folder: Path) -> None:
 
 def verification_with_a_better_figure(folder: Path) -> None:
     logits, file = np.array([0.0, 1.0]), FileDigest(name="two.jsonl", size=1, sha256="0" * 64)
-    pairs = [Pair("a", "q", "noul", "", logits, logits), Pair("b", "q", "noul", "", logits, -logits)]
+    pairs = [AnswerPair("a", "q", "noul", "", logits, logits), AnswerPair("b", "q", "noul", "", logits, -logits)]
     made = Verification(
         path="/",
         adapter_sha256=sha256_of(folder / "adapter_model.safetensors"),
@@ -360,7 +362,7 @@ def verification_with_a_better_figure(folder: Path) -> None:
         device="cpu",
         dtype="bfloat16",
         packages={},
-        sets=(set_figures("Two", pairs, file=file).model_copy(update={"answers_changed_share": 0.0}),),
+        sets=(set_metrics("Two", pairs, file=file).model_copy(update={"answers_changed_share": 0.0}),),
     )
     ask_for_a_verification(folder)
     made.write(folder / "verification.json")
@@ -456,18 +458,18 @@ TAMPERINGS: list[tuple[Callable[[Path], None], list[str], str]] = [
     (edited_summary, ["figures /", "card"], "summary.relative_error.max is 0.0001; it comes out as"),
     (edited_summary_and_a_fresh_card, ["figures /"], "summary.relative_error.max is 0.0001; it comes out as"),
     (edited_module, ["figures /"], f"{Q_PROJ}: ratio is"),
-    (edited_singular_value, ["singular values /", "figures /", "pictures /"], f"{Q_PROJ}: sigma_r is"),
-    (a_spectrum_that_rises, ["figures /", "pictures /"], "it rises"),
-    (a_spectrum_cut_short, ["figures /", "pictures /"], "it does not go from sigma_1 to sigma_r"),
-    (a_kinder_picture, ["pictures /"], "errors.svg is not what extraction.json gives"),
-    (picture_missing, ["pictures /"], "spectrum.svg is missing"),
+    (edited_singular_value, ["singular values /", "figures /", "charts /"], f"{Q_PROJ}: sigma_r is"),
+    (a_spectrum_that_rises, ["figures /", "charts /"], "it rises"),
+    (a_spectrum_cut_short, ["figures /", "charts /"], "it does not go from sigma_1 to sigma_r"),
+    (a_kinder_chart, ["charts /"], "errors.svg is not what extraction.json gives"),
+    (chart_missing, ["charts /"], "spectrum.svg is missing"),
     (not_a_number_as_a_figure, ["evidence /"], "NaN is no number in JSON"),
     (
         impossible_module,
         ["evidence /"],
         "rank: Input should be greater than or equal to 0",
     ),
-    (no_modules, ["figures /", "recorded tensors /", "loading /", "pictures /", "card"], "lists no module"),
+    (no_modules, ["figures /", "recorded tensors /", "loading /", "charts /", "card"], "lists no module"),
     (evidence_written_by_hand, ["evidence /"], "it was edited"),
     (evidence_of_another_schema, ["evidence /"], "schema_version: Input should be 1"),
     (evidence_missing, ["files", "evidence /"], f"{EVIDENCE} is missing"),
@@ -550,7 +552,7 @@ def claim(figure: str, folder: Path) -> None:
 
 
 def consistent(module: ModuleExtraction) -> ModuleExtraction:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     derived = {"expected_error": expected, "ratio": module.fit_error / expected if expected else None}
     return ModuleExtraction(**{**module.model_dump(), **derived})
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch
 from publisher.records.progress import silent
-from publisher.verification.requests import Request, read_requests
-from publisher.verification.runners import _with_weights_of
+from publisher.verification.models import _with_weights_of
+from publisher.verification.request_files import Request, read_request_file
 
 NAME = "demo_decision_module"
 
@@ -42,7 +42,7 @@ def release(module: ModuleType, demo_pairs: Path) -> tuple[Any, Any]:
 
 
 def requests(demo_pairs: Path, name: str) -> tuple[Request, ...]:
-    return read_requests(demo_pairs / "requests" / f"{name}.jsonl", name=name, runner="decision").requests
+    return read_request_file(demo_pairs / "requests" / f"{name}.jsonl", name=name, runner="decision").requests
 
 
 def answers(module: ModuleType, release: tuple[Any, Any], *bodies: dict[str, Any]) -> list[list[Tensor]]:
@@ -85,7 +85,7 @@ def test_the_base_decides_otherwise(
         for name in ("clef-flash", "clef-flash-base")
     )
     (tmp_path / "mixed").mkdir()
-    mixed = module.load_release_model(_with_weights_of(base, source, tmp_path / "mixed"), device="cpu")
+    mixed = module.load_release_model(_with_weights_of(base, tuned=source, work=tmp_path / "mixed"), device="cpu")
     one = body(requests(demo_pairs, "clef-flash")[0])
     theirs, ours = (answers(module, loaded, one)[0][1] for loaded in (release, mixed))
     assert (theirs - ours).abs().max() > 0.05

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from publisher.engines import Engine, engine_named
-from publisher.engines.on_ray import OnRay
+from publisher.engines.ray_engine import OnRay
 from publisher.errors import EngineError, ExtractionError, ManifestError
 from tests.clusters import ROOT, Machines, Squares
 from tests.manypairs import make_pair

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from publisher.adapters.loading import quiet
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.cli.merge import Request, merge
 from publisher.errors import ExtractionError, FetchError
 from publisher.pipeline.run import Run, run

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from publisher.adapters.exports import export_problems, peft_adapter, write_exports
 from publisher.adapters.exports.llamacpp import Place, Swap, places
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.errors import ExtractionError, PushError
 from publisher.loaders import on_llama_cpp, on_mlx
 from publisher.loaders.subject import Base, read_subject

@@ -203,7 +203,7 @@ def test_ctrl_c_ends_a_run_that_is_inside_one_long_factorisation_within_two_seco
 
 def full(text: str) -> re.Match[str] | None:
     return re.search(
-        r"(\S+) has no room for (\S+) \((.+?)\)\. Expected ([\d.,]+) MB \(([\d.,]+) MB are free\)\. Next: ", text
+        r"(\S+) has no room for (\S+) \((.+?)\)\. Expected ([\d.]+ [kM]?B) \(([\d.]+ [kMG]?B) are free\)\. Next: ", text
     )
 
 

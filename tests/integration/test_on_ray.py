@@ -63,7 +63,7 @@ def test_the_demo_gives_the_same_bytes_on_a_cluster(own_small_run: Path) -> None
     both = {name for name in ours if name.endswith((".json", ".safetensors"))}
     assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
     assert theirs.keys() - ours.keys() == {"README.md", "manifest.yaml", "verification.json"} | {
-        f"{folder}{picture}.svg" for folder in ("", "clef-flash/") for picture in ("errors", "spectrum")
+        f"{folder}{chart}.svg" for folder in ("", "clef-flash/") for chart in ("errors", "spectrum")
     }
 
 

@@ -28,8 +28,9 @@ from tests.commands import Answer, publish, publish_as
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
-PICTURES = ("errors.svg", "spectrum.svg")
-PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", "extraction.json", "verification.json")
+CHARTS = ("errors.svg", "spectrum.svg")
+EVIDENCE = ("extraction.json", "loaders.json", "verification.json")
+PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", *EVIDENCE)
 BOTH = ("extract", "validate")
 ALL = (*BOTH, "verify")
 
@@ -58,7 +59,7 @@ def edit_manifest(change: str, to: str) -> None:
 
 
 def test_the_staged_tree_is_the_release_and_nothing_else(demo_run: Path) -> None:
-    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *PICTURES)}
+    variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *CHARTS)}
     assert content(demo_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
     assert (demo_run / STAGED / "manifest.yaml").read_bytes() == (packaged_folder("manifests") / MANIFEST).read_bytes()
 
@@ -428,7 +429,7 @@ def test_without_a_hub_one_sentence_says_so_and_what_to_do(tmp_path: Path) -> No
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]  # bound and not listening: nobody answers
         user = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "hf")}
-        manifest = packaged_folder("manifests") / "clef.yaml"
+        manifest = ROOT / "manifests/clef.yaml"
         answer = publish_as(f"publish --manifest {manifest} --dry-run", folder=tmp_path, environment=os.environ | user)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr == (
@@ -463,7 +464,7 @@ def imported(*arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["check", *map(str, sorted(packaged_folder("manifests").glob("*.yaml")))]],
+    [["--help"], ["check", *map(str, sorted((ROOT / "manifests").glob("*.yaml")))]],
     ids=["help", "check"],
 )
 def test_help_and_check_start_without_torch(arguments: list[str]) -> None:

@@ -50,10 +50,10 @@ def test_evidence_of_another_manifest_is_refused(own_demo_run: Path) -> None:
     assert not (own_demo_run / "dist/demo.html").exists()
 
 
-# --- the card's pictures ------------------------------------------------------------------------------------
+# --- the card's charts ------------------------------------------------------------------------------------
 
 
-def test_a_stale_or_missing_picture_makes_the_card_stale_and_is_made_again(own_demo_run: Path) -> None:
+def test_a_stale_or_missing_chart_makes_the_card_stale_and_is_made_again(own_demo_run: Path) -> None:
     (own_demo_run / "dist/demo/errors.svg").write_text("<svg/>")
     (own_demo_run / "dist/demo/clef-flash/spectrum.svg").unlink()
     check = publish(own_demo_run, "card", "--manifest", "demo.yaml", "--check")
@@ -66,7 +66,7 @@ def test_a_stale_or_missing_picture_makes_the_card_stale_and_is_made_again(own_d
     assert publish(own_demo_run, "card", "--manifest", "demo.yaml", "--check").returncode == 0
 
 
-def test_a_picture_that_the_evidence_does_not_give_any_more_goes(own_demo_run: Path) -> None:
+def test_a_chart_that_the_evidence_does_not_give_any_more_goes(own_demo_run: Path) -> None:
     file = own_demo_run / "dist/demo/extraction.json"
     evidence = json.loads(file.read_text())
     for module in evidence["modules"]:

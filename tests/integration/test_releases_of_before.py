@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from publisher import __version__
-from publisher.audit import audit
-from publisher.audit.adapter import Adapter
-from publisher.audit.checks import UncheckedError
-from publisher.audit.evidence import digests, evidence, figures, pictures, verification
-from publisher.audit.meaning import Comparison, compared, picture_problems
-from publisher.audit.release import Release, card, open_release
+from publisher.audits import audit
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError
+from publisher.audits.evidence import charts, digests, evidence, figures, verification
+from publisher.audits.meaning import Comparison, chart_problems, compared
+from publisher.audits.release import Release, card, open_release
 from publisher.errors import AuditError, PublisherError
 from publisher.manifest.reading import load_manifest
 from publisher.records.files import canonical_json, packaged_folder
 from publisher.records.progress import silent
-from publisher.release.card import load_evidence, render_card
+from publisher.release.card import render_card
+from publisher.release.evidence import load_evidence
 from tests.make_release import KINDS, RELEASES, make
 
 EVERY = sorted(path.name for path in RELEASES.iterdir())
@@ -97,7 +98,7 @@ def _reword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert here in text, f"{name} does not say: {here}"
             text = text.replace(here, other)
         file.write_text(text, encoding="utf-8")
-    for module in ("publisher.release.card", "publisher.audit.release"):
+    for module in ("publisher.release.card", "publisher.audits.release"):
         monkeypatch.setattr(f"{module}.packaged_folder", lambda folder: tmp_path / folder)
 
 
@@ -353,26 +354,24 @@ def test_a_field_that_nobody_knows_is_a_newer_versions_or_an_edit(verified: Path
         evidence(adapter)
 
 
-# --- pictures -----------------------------------------------------------------------------------------------
+# --- charts -----------------------------------------------------------------------------------------------
 
 
-def test_a_picture_of_another_version_may_be_drawn_otherwise_and_say_nothing_else(verified: Path) -> None:
+def test_a_chart_of_another_version_may_be_drawn_otherwise_and_say_nothing_else(verified: Path) -> None:
     edit(verified / "errors.svg", 'y="20"', 'y="21"')
     adapter = Adapter.read("/", verified, variant=opened_anew(verified).variant("/"))
     with pytest.raises(UncheckedError, match=r"drawn by publisher 0\.1\.0: the numbers on errors\.svg follow"):
-        pictures(adapter)
+        charts(adapter)
     edit(verified / "errors.svg", ">below 0.5<", ">below 0.1<")
     with pytest.raises(AuditError, match=r"errors\.svg: 0\.1 follows from no artefact"):
-        pictures(adapter)
+        charts(adapter)
 
 
 @pytest.mark.parametrize(
     "active",
     ["<script>alert()</script>", '<rect onload="alert()"/>', '<image href="https://example.org"/>', "<!ENTITY a 'b'>"],
 )
-def test_a_picture_that_does_anything_is_noticed(verified: Path, active: str) -> None:
+def test_a_chart_that_does_anything_is_noticed(verified: Path, active: str) -> None:
     drawn = (verified / "errors.svg").read_text(encoding="utf-8")
-    assert not picture_problems(drawn, drawn)
-    assert (
-        "which no picture of this tool does" in picture_problems(drawn.replace("</svg>", f"{active}</svg>"), drawn)[0]
-    )
+    assert not chart_problems(drawn, drawn)
+    assert "which no chart of this tool does" in chart_problems(drawn.replace("</svg>", f"{active}</svg>"), drawn)[0]

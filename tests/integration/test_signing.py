@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization as forms
 from cryptography.hazmat.primitives.asymmetric import ec
 from huggingface_hub import HfApi, constants
 
-from publisher.audit import audit
+from publisher.audits import audit
 from publisher.cli import app as cli
 from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError, PushError, SigningError

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from safetensors.torch import load_file, save, save_file
 
-from publisher.checkpoints import weights
-from publisher.checkpoints.weights import headers_of, reader_of
+from publisher.checkpoints import streaming
+from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
 from publisher.extraction import comparison
 from publisher.hub import client as hub
+from publisher.hub import streaming as hub_streaming
 from publisher.hub.local import Fault, LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.run import Run, run
@@ -86,10 +87,10 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder and an empty cache; small blocks, so that small tensors arrive as large ones do."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "_AHEAD", 40_000)
-    monkeypatch.setattr(weights, "_known", {})
+    monkeypatch.setattr(streaming, "_AHEAD", 40_000)
+    monkeypatch.setattr(streaming, "_known", {})
     monkeypatch.setattr(comparison, "_BLOCK", 5_000)
-    monkeypatch.setattr(hub, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
 
 
 def upload(repo: str, folder: Path) -> str:
@@ -227,7 +228,7 @@ def test_cut_connections_and_refusals_for_the_moment_change_nothing(served: Loca
     for fault in faults:
         served.faults.add(fault)
     shutil.rmtree("cache")
-    weights._known.clear()
+    streaming._known.clear()
     published("disturbed", stream=True)
     assert [fault.times for fault in faults] == [0] * len(faults)
     assert staged("disturbed") == staged("undisturbed")
@@ -296,7 +297,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("ahead", [0, 100, 100_000, 10_000_000])
 def test_tensors_of_every_kind_arrive_as_they_were_saved(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     upload("o/kinds", checkpoint(save(TENSORS)))
-    monkeypatch.setattr(weights, "_AHEAD", ahead)
+    monkeypatch.setattr(streaming, "_AHEAD", ahead)
     snapshot = snapshot_of("o/kinds")
     headers = headers_of(snapshot)
     saved = load_file("checkpoint/model.safetensors")

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import time
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from publisher.cli.demo.fp8 import write_fp8
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, PushError, VerificationError
 from publisher.manifest.reading import load_manifest
-from publisher.numerics.lora import seeded
+from publisher.numerics.randomness import seeded
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.fetch import fetch
 from publisher.pipeline.stages.verify import Inputs, verify
@@ -32,8 +33,8 @@ from publisher.records.files import sha256_of
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from publisher.records.verification import Verification
-from publisher.verification.requests import RequestFile, read_requests
-from publisher.verification.runners import Model, loaded
+from publisher.verification.models import Model, loaded
+from publisher.verification.request_files import RequestFile, read_request_file
 from tests.forks import forks
 from tests.manifests import one_variant
 from tests.words import write_tokenizer
@@ -129,11 +130,11 @@ def verified(adapter: Path, *, base: str) -> Verification:
         fetch(one, memo=Path("memo.json"), progress=silent)
         for one in (variant.source, variant.base.model_copy(update={"path": f"pairs/{base}"}))
     )
-    files = [read_requests(Path(FILE), name=FILE, runner="logits")]
+    files = [read_request_file(Path(FILE), name=FILE, runner="logits")]
     return verify(
         variant,
         Extraction.read(STAGED / "extraction.json"),
-        inputs=Inputs(source, plain, files=files),
+        inputs=Inputs(base=plain, tuned=source, request_files=files),
         staged=adapter,
         work=Path("work"),
         engine=Local(torch.device("cpu")),
@@ -168,8 +169,8 @@ def asked(model: Model, texts_: RequestFile) -> int:
     """How many language models are in memory while this one answers."""
     (variant,) = load_manifest(Path("pico.yaml")).variants
     assert variant.verification is not None
-    with loaded(model, variant, settings=variant.verification, device=torch.device("cpu")) as runner:
-        runner(texts_.requests[:2])
+    with loaded(model, variant.verification, device=torch.device("cpu")) as ask:
+        ask(texts_.requests[:2])
         return sum(type(one) is LlamaForCausalLM for one in gc.get_objects())
 
 
@@ -177,11 +178,12 @@ def asked(model: Model, texts_: RequestFile) -> int:
 def test_one_model_is_in_memory_at_a_time() -> None:
     (variant,) = load_manifest(Path("pico.yaml")).variants
     source, base = (fetch(one, memo=Path("memo.json"), progress=silent) for one in (variant.source, variant.base))
-    texts_ = read_requests(Path(FILE), name=FILE, runner="logits")
+    texts_ = read_request_file(Path(FILE), name=FILE, runner="logits")
     gc.disable()  # left to itself it would sometimes be in time
     try:
-        released = asked(Model("released", source), texts_)
-        adapted = asked(Model("adapted", source, base=base, adapter=STAGED), texts_)
+        plain = Model(label="released", model_class=variant.model_class, tuned=source)
+        released = asked(plain, texts_)
+        adapted = asked(replace(plain, label="adapted", base=base, adapter=STAGED), texts_)
     finally:
         gc.enable()
     assert (released, adapted) == (1, 1)

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from publisher.adapters.loading import quiet
-from publisher.checkpoints.tensors import read_config
+from publisher.checkpoints.files import read_config
 from publisher.loaders import judge
 from publisher.loaders.subject import Base, class_for, read_subject
 from publisher.records.loaders import LoaderVerdict

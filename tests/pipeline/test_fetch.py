@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from publisher.checkpoints.tensors import TensorReader, read_headers
+from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError
 from publisher.manifest.schema import Reference
 from publisher.pipeline.stages.fetch import fetch, hashed_here

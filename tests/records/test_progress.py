@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from publisher.cli.console import progress_on
-from publisher.records.progress import Octets, Pace, amount, duration
+from publisher.records.formats import duration
+from publisher.records.progress import Octets, Pace, amount
 
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

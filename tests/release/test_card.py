@@ -34,28 +34,17 @@ from publisher.records.extraction import (
     spectrum_places,
 )
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderFinding, LoaderVerdict
+from publisher.records.loaders import LoaderFinding, Loaders, LoaderVerdict
 from publisher.records.verification import Fp8Verification, Limits, Verification, VerificationSet
-from publisher.release.card import (
-    Evidence,
-    check_card,
-    count,
-    extent,
-    figure,
-    grouped,
-    load_evidence,
-    percent,
-    points,
-    render_card,
-    size,
-    stamp,
-)
-from publisher.verification.metrics import Pair, set_figures
+from publisher.release.card import check_card, render_card, stamp
+from publisher.release.evidence import VariantEvidence, load_evidence
+from publisher.release.filters import count, extent, figure, grouped, percent, points, size
+from publisher.verification.metrics import AnswerPair, set_metrics
 
 if TYPE_CHECKING:
     from publisher.records.record import Record
 
-MANIFESTS = packaged_folder("manifests")
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -179,7 +168,6 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
         ),
         summary=summary(found, layers=f"{first}-{last}", total=last + 1),
         modules=found,
-        loaders=loaders(rank, narrow),
     )
 
 
@@ -225,43 +213,54 @@ def answered(name: str, questions: int, *, flips: int) -> VerificationSet:
         flip, kind = index < flips, ("noul", "choice")[index % 2]
         one, other = (no, -no) if flip else (yes, yes + np.array([0.001 * (index % 7), 0.0]))
         facts: dict[str, Any] = {"kind": kind, "benchmark": "ab"[index % 2], "gold": int(index % 3 > 0)}
-        pairs.append(Pair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
-    lost = Pair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
-    return set_figures(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
+        pairs.append(AnswerPair(f"{index // 2}", "q", reference=one, candidate=other, **facts))
+    lost = AnswerPair("lost", "q", "noul", "", reference=yes, candidate=None, candidate_failure="too long")
+    return set_metrics(name, [*pairs, *[lost] * (3 if flips else 0)], file=digest(FILES[name], questions))
 
 
-def clef() -> tuple[Manifest, tuple[Evidence, ...]]:
+def clef() -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     """The first variant verified, the second not, so that one card shows both."""
     manifest = load_manifest(MANIFESTS / "clef.yaml")
     large, small = verified(manifest.variants[0]), manifest.variants[1]
     manifest = manifest.model_copy(update={"variants": (large, small)})
     first = extraction(large, rank=256, narrow=48)
     second = extraction(small, rank=256, narrow=32)
-    return manifest, (Evidence(large, first, on_fp8(first)), Evidence(small, second, None))
-
-
-def demo() -> tuple[Manifest, tuple[Evidence, ...]]:
-    manifest = load_manifest(MANIFESTS / "demo.yaml")
-    return manifest, tuple(
-        Evidence(variant, extraction(variant, rank=12, narrow=6), None) for variant in manifest.variants
+    return manifest, (
+        VariantEvidence(variant=large, extraction=first, verification=on_fp8(first), loaders=loaders(256, 48)),
+        VariantEvidence(variant=small, extraction=second, verification=None, loaders=loaders(256, 32)),
     )
 
 
-def render(manifest: Manifest, evidence: tuple[Evidence, ...]) -> str:
+def demo() -> tuple[Manifest, tuple[VariantEvidence, ...]]:
+    manifest = load_manifest(MANIFESTS / "demo.yaml")
+    return manifest, tuple(
+        VariantEvidence(
+            variant=variant,
+            extraction=extraction(variant, rank=12, narrow=6),
+            verification=None,
+            loaders=loaders(12, 6),
+        )
+        for variant in manifest.variants
+    )
+
+
+def render(manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> str:
     """The card without its last line, which says who rendered it."""
     return render_card(manifest, evidence, beside=MANIFESTS).removesuffix(f"\n{stamp()}\n")
 
 
 @pytest.fixture(params=[clef, demo], ids=["clef", "demo"])
-def case(request: pytest.FixtureRequest) -> tuple[Manifest, tuple[Evidence, ...]]:
-    make: Callable[[], tuple[Manifest, tuple[Evidence, ...]]] = request.param
+def case(request: pytest.FixtureRequest) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
+    make: Callable[[], tuple[Manifest, tuple[VariantEvidence, ...]]] = request.param
     return make()
 
 
-def with_summary(evidence: Evidence, **changes: Any) -> Evidence:
+def with_summary(evidence: VariantEvidence, **changes: Any) -> VariantEvidence:
     changed = evidence.extraction.summary.model_copy(update=changes)
     made = evidence.extraction.model_copy(update={"summary": changed})
-    return Evidence(evidence.variant, made, evidence.verification)
+    return VariantEvidence(
+        variant=evidence.variant, extraction=made, verification=evidence.verification, loaders=evidence.loaders
+    )
 
 
 # --- the text -----------------------------------------------------------------------------------------------
@@ -284,7 +283,9 @@ def test_the_demo_card_reads_as_kept(golden: Callable[[Path, str], None]) -> Non
     golden(GOLDEN / "demo_card.md", render(*demo()))
 
 
-def test_a_card_is_the_same_each_time_and_clean_at_every_end(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
+def test_a_card_is_the_same_each_time_and_clean_at_every_end(
+    case: tuple[Manifest, tuple[VariantEvidence, ...]],
+) -> None:
     card = render(*case)
     assert card == render(*case)
     assert card.endswith("\n")
@@ -308,7 +309,7 @@ def test_another_template_is_another_card(tmp_path: Path, monkeypatch: pytest.Mo
     assert stamp() != before
 
 
-def test_every_table_of_the_rendered_page_is_whole(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
+def test_every_table_of_the_rendered_page_is_whole(case: tuple[Manifest, tuple[VariantEvidence, ...]]) -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(body(render(*case)))
     rows = "".join(
         {"tr_open": "\n", "th_open": "h", "td_open": "d", "table_open": "\n"}.get(t.type, "") for t in tokens
@@ -325,7 +326,13 @@ def test_a_bar_in_a_name_breaks_no_table() -> None:
     made = evidence[0].verification
     assert made is not None
     renamed = made.model_copy(update={"sets": (made.sets[0].model_copy(update={"name": "yes | no"}),)})
-    card = render(manifest, (Evidence(evidence[0].variant, evidence[0].extraction, renamed), evidence[1]))
+    card = render(
+        manifest,
+        (
+            VariantEvidence(variant=evidence[0].variant, extraction=evidence[0].extraction, verification=renamed),
+            evidence[1],
+        ),
+    )
     assert r"| yes \| no, 1,103 requests" in card
 
 
@@ -348,9 +355,20 @@ def leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield place, value
 
 
-def artefacts(manifest: Manifest, evidence: tuple[Evidence, ...]) -> dict[str, Any]:
+def judged(item: VariantEvidence) -> Loaders:
+    """The loaders.json of this evidence."""
+    summary = item.extraction.summary
+    return Loaders(
+        path=item.extraction.path,
+        adapter_sha256=summary.adapter.sha256,
+        config_sha256=summary.config.sha256,
+        verdicts=item.loaders,
+    )
+
+
+def artefacts(manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> dict[str, Any]:
     """What the card may draw on; single modules are left out, since it quotes none."""
-    records: list[Record] = [item.extraction for item in evidence]
+    records: list[Record] = [record for item in evidence for record in (item.extraction, judged(item))]
     records += [item.verification for item in evidence if item.verification]
     dumped = [record.model_dump(mode="json") for record in records]
     return {"manifest": manifest.model_dump(mode="json"), "records": [d | {"modules": None} for d in dumped]}
@@ -369,7 +387,7 @@ def forms(place: tuple[str, ...], value: Any) -> set[str]:
     return {figure(value)} if FIGURES & set(place) else {percent(value)}
 
 
-def unexplained(text: str, manifest: Manifest, evidence: tuple[Evidence, ...]) -> list[str]:
+def unexplained(text: str, manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> list[str]:
     """Every number, and every word with a digit in it, that stands in no artefact."""
     known = list(leaves(artefacts(manifest, evidence)))
     lengths = {count(len(item.extraction.summary.tensors_base_only)) for item in evidence}
@@ -381,7 +399,7 @@ def unexplained(text: str, manifest: Manifest, evidence: tuple[Evidence, ...]) -
     return [number for number in NUMBER.findall(text) if number not in allowed] + strange
 
 
-def test_every_figure_of_a_card_is_in_an_artefact(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
+def test_every_figure_of_a_card_is_in_an_artefact(case: tuple[Manifest, tuple[VariantEvidence, ...]]) -> None:
     text = body(render(*case))
     assert len(NUMBER.findall(text)) > 30
     assert unexplained(text, *case) == []
@@ -395,7 +413,7 @@ def altered(text: str) -> Iterator[tuple[str, str]]:
         yield longer[match.start() : match.end() + 1], longer
 
 
-def test_a_card_with_any_one_number_altered_is_noticed(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
+def test_a_card_with_any_one_number_altered_is_noticed(case: tuple[Manifest, tuple[VariantEvidence, ...]]) -> None:
     for number, text in altered(body(render(*case))):
         assert unexplained(text, *case) == [number]
 
@@ -433,7 +451,7 @@ def test_an_altered_commit_or_an_invented_word_with_a_figure_is_noticed() -> Non
 # --- what the card says -------------------------------------------------------------------------------------
 
 
-def test_each_variant_has_one_complete_block_of_python(case: tuple[Manifest, tuple[Evidence, ...]]) -> None:
+def test_each_variant_has_one_complete_block_of_python(case: tuple[Manifest, tuple[VariantEvidence, ...]]) -> None:
     blocks = usage_code(render(*case))
     assert len(blocks) == len(case[0].variants)
     for block, variant in zip(blocks, case[0].variants, strict=True):
@@ -463,7 +481,7 @@ def test_a_text_only_class_is_not_warned_about_itself() -> None:
     manifest, evidence = demo()
     causal = manifest.variants[0].model_copy(update={"model_class": "LlamaForCausalLM"})
     manifest = manifest.model_copy(update={"variants": (causal,)})
-    card = render(manifest, (Evidence(causal, evidence[0].extraction, None),))
+    card = render(manifest, (VariantEvidence(variant=causal, extraction=evidence[0].extraction, verification=None),))
     assert "AutoModelForCausalLM" not in card
     assert "AutoModelForCausalLM" in render(*demo())
 
@@ -476,7 +494,10 @@ def test_a_variant_without_verification_says_so_by_name() -> None:
 
 def test_a_fully_verified_card_speaks_of_no_gap() -> None:
     manifest, evidence = clef()
-    full = tuple(Evidence(item.variant, item.extraction, verification(item.extraction)) for item in evidence)
+    full = tuple(
+        VariantEvidence(variant=item.variant, extraction=item.extraction, verification=verification(item.extraction))
+        for item in evidence
+    )
     card = render(manifest, full)
     assert "No verification" not in card
     assert "| Clef-flash (9B) | Invented pictures, 11 sets, 51 requests (101 questions) | 0% (0) |" in card
@@ -486,7 +507,9 @@ def test_a_verification_without_a_test_set_counts_as_none() -> None:
     manifest, evidence = clef()
     made = evidence[0].extraction
     empty = verification(made).model_copy(update={"sets": ()})
-    card = render(manifest, (Evidence(evidence[0].variant, made, empty), evidence[1]))
+    card = render(
+        manifest, (VariantEvidence(variant=evidence[0].variant, extraction=made, verification=empty), evidence[1])
+    )
     assert "No verification was run for Clef (27B), Clef-flash (9B):" in card
 
 
@@ -525,17 +548,26 @@ def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() 
 
 def test_a_variant_without_verdicts_has_no_column_and_a_card_without_any_no_table() -> None:
     manifest, (first, second) = clef()
-    old = Evidence(second.variant, second.extraction.model_copy(update={"loaders": ()}), None)
+    old = VariantEvidence(variant=second.variant, extraction=second.extraction, verification=None)
     one = render(manifest, (first, old))
     assert "| Loader | Rules of | Clef (27B) |\n" in one
-    bare = Evidence(first.variant, first.extraction.model_copy(update={"loaders": ()}), first.verification)
+    bare = VariantEvidence(
+        variant=first.variant,
+        extraction=first.extraction,
+        verification=first.verification,
+    )
     assert "Loads with" not in render(manifest, (bare, old))
 
 
 def test_adapters_that_load_everywhere_have_nothing_in_their_way() -> None:
     manifest, evidence = demo()
     fine = tuple(
-        Evidence(e.variant, e.extraction.model_copy(update={"loaders": (loader("PEFT"), loader("vLLM"))}), None)
+        VariantEvidence(
+            variant=e.variant,
+            extraction=e.extraction,
+            verification=None,
+            loaders=(loader("PEFT"), loader("vLLM")),
+        )
         for e in evidence
     )
     card = render(manifest, fine)
@@ -549,7 +581,9 @@ def test_exports_are_named_with_their_size_and_the_way_to_load_them() -> None:
     sizes |= {"mlx/adapter_config.json": 512}
     settings = second.extraction.settings.model_copy(update={"exports": ("gguf", "mlx")})
     made = with_summary(second, exports=tuple(digest(name, octets) for name, octets in sizes.items()))
-    made = Evidence(made.variant, made.extraction.model_copy(update={"settings": settings}), None)
+    made = VariantEvidence(
+        variant=made.variant, extraction=made.extraction.model_copy(update={"settings": settings}), verification=None
+    )
     card = render(manifest, (first, made))
     assert "for other loaders: `adapter_model.gguf` (2.77 GB), `mlx/adapters.safetensors` (1.39 GB)." in card
     assert "Clef-flash in small in llama.cpp and mlx-lm, after `hf download demo/clef-lora" in card
@@ -557,7 +591,9 @@ def test_exports_are_named_with_their_size_and_the_way_to_load_them() -> None:
     assert "--model demo/clef-flash-base --adapter-path adapter/clef-flash/mlx" in card
     assert unexplained(card, manifest, (first, made)) == []
     only = made.extraction.model_copy(update={"settings": settings.model_copy(update={"exports": ("mlx",)})})
-    assert "--lora adapter" not in render(manifest, (first, Evidence(made.variant, only, None)))
+    assert "--lora adapter" not in render(
+        manifest, (first, VariantEvidence(variant=made.variant, extraction=only, verification=None))
+    )
 
 
 def test_an_approximation_is_called_one_with_the_share_of_the_update_it_holds() -> None:
@@ -572,7 +608,7 @@ def test_a_uniform_adapter_speaks_of_padding_and_of_no_pattern() -> None:
     manifest, (first, second) = demo()
     settings = first.extraction.settings.model_copy(update={"layout": "uniform"})
     padded = first.extraction.model_copy(update={"settings": settings})
-    card = render(manifest, (Evidence(first.variant, padded, None), second))
+    card = render(manifest, (VariantEvidence(variant=first.variant, extraction=padded, verification=None), second))
     line = next(line for line in card.splitlines() if line.startswith("- `/`"))
     assert "Narrower, zero-padded to `r`: 36 linears" in line
     assert "pattern" not in line
@@ -590,7 +626,7 @@ def test_a_rank_that_may_be_higher_is_admitted() -> None:
     doubtful = first.extraction.modules[0].model_copy(update={"rank_at_least": True})
     made = first.extraction.model_copy(update={"modules": (doubtful, *first.extraction.modules[1:])})
     assert "| Linears whose true rank may be higher | 1 | 0 |" in render(
-        manifest, (Evidence(first.variant, made, None), second)
+        manifest, (VariantEvidence(variant=first.variant, extraction=made, verification=None), second)
     )
     assert "may be higher" not in render(*demo())
 
@@ -607,7 +643,13 @@ def test_uncommitted_changes_of_the_tool_are_admitted() -> None:
     tools = first.extraction.tools.model_copy(update={"dirty": True})
     bare = second.extraction.tools.model_copy(update={"commit": None, "dirty": None})
     made = first.extraction.model_copy(update={"tools": tools}), second.extraction.model_copy(update={"tools": bare})
-    card = render(manifest, (Evidence(first.variant, made[0], None), Evidence(second.variant, made[1], None)))
+    card = render(
+        manifest,
+        (
+            VariantEvidence(variant=first.variant, extraction=made[0], verification=None),
+            VariantEvidence(variant=second.variant, extraction=made[1], verification=None),
+        ),
+    )
     assert "publisher 0.0.1.test (c0ffee11, with uncommitted changes), torch 2.13.0+cpu |" in card
     assert "| publisher 0.0.1.test, torch 2.13.0+cpu |" in card
 
@@ -654,7 +696,7 @@ def test_the_pipeline_tag_follows_the_classes_where_they_agree(classes: tuple[st
 # --- templates ----------------------------------------------------------------------------------------------
 
 
-def own_template(folder: Path, text: str) -> tuple[Manifest, tuple[Evidence, ...]]:
+def own_template(folder: Path, text: str) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     (folder / "own_card.md.j2").write_text(text, encoding="utf-8")
     manifest, evidence = demo()
     return manifest.model_copy(
@@ -709,16 +751,17 @@ def test_an_unknown_usage_part_is_a_problem_of_the_manifest(tmp_path: Path) -> N
 # --- evidence -----------------------------------------------------------------------------------------------
 
 
-def stage(folder: Path, evidence: tuple[Evidence, ...]) -> Path:
+def stage(folder: Path, evidence: tuple[VariantEvidence, ...]) -> Path:
     for item in evidence:
         item.extraction.write(folder / item.variant.folder / "extraction.json")
         if item.verification:
             item.verification.write(folder / item.variant.folder / "verification.json")
+        judged(item).write(folder / item.variant.folder / "loaders.json")
     return folder
 
 
 def test_evidence_comes_back_from_the_staged_tree_as_it_was(
-    case: tuple[Manifest, tuple[Evidence, ...]], tmp_path: Path
+    case: tuple[Manifest, tuple[VariantEvidence, ...]], tmp_path: Path
 ) -> None:
     manifest, evidence = case
     loaded = load_evidence(manifest, stage(tmp_path, evidence))
@@ -755,7 +798,9 @@ LOCAL = Checkpoint(kind="local", name="clef", revision="a" * 64, files=())
 )
 def test_an_extraction_of_something_else_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     manifest, (first, second) = clef()
-    other = Evidence(first.variant, first.extraction.model_copy(update=changes), None)
+    other = VariantEvidence(
+        variant=first.variant, extraction=first.extraction.model_copy(update=changes), verification=None
+    )
     stage(tmp_path, (other, second))
     with pytest.raises(CardError, match=rf"extraction\.json: {complaint}.*Next: publish extract"):
         load_evidence(manifest, tmp_path)
@@ -777,7 +822,7 @@ def test_an_extraction_made_with_other_settings_is_refused(tmp_path: Path, field
     manifest, (first, second) = clef()
     settings = first.extraction.settings.model_copy(update={field: value})
     other = first.extraction.model_copy(update={"settings": settings})
-    stage(tmp_path, (Evidence(first.variant, other, None), second))
+    stage(tmp_path, (VariantEvidence(variant=first.variant, extraction=other, verification=None), second))
     with pytest.raises(CardError, match=rf"settings\.{field} is "):
         load_evidence(manifest, tmp_path)
 
@@ -789,7 +834,7 @@ def test_an_extraction_made_with_other_settings_is_refused(tmp_path: Path, field
 def test_a_verification_of_something_else_is_refused(tmp_path: Path, field: str, value: str | None) -> None:
     manifest, (first, second) = clef()
     other = on_fp8(first.extraction).model_copy(update={field: value})
-    stage(tmp_path, (Evidence(first.variant, first.extraction, other), second))
+    stage(tmp_path, (VariantEvidence(variant=first.variant, extraction=first.extraction, verification=other), second))
     with pytest.raises(CardError, match=rf"verification\.json: {field} is {value}.*Next: publish verify"):
         load_evidence(manifest, tmp_path)
 
@@ -808,14 +853,22 @@ def test_a_verification_with_other_sets_or_bounds_is_refused(
     manifest, (first, second) = clef()
     made = on_fp8(first.extraction)
     other = made.model_copy(update={"sets": (made.sets[0].model_copy(update=changes), made.sets[1])})
-    stage(tmp_path, (Evidence(first.variant, first.extraction, other), second))
+    stage(tmp_path, (VariantEvidence(variant=first.variant, extraction=first.extraction, verification=other), second))
     with pytest.raises(CardError, match=rf"verification\.json: {words}"):
         load_evidence(manifest, tmp_path)
 
 
 def test_a_verification_that_the_manifest_does_not_ask_for_is_refused(tmp_path: Path) -> None:
     manifest, (first, second) = clef()
-    stage(tmp_path, (first, Evidence(second.variant, second.extraction, verification(second.extraction))))
+    stage(
+        tmp_path,
+        (
+            first,
+            VariantEvidence(
+                variant=second.variant, extraction=second.extraction, verification=verification(second.extraction)
+            ),
+        ),
+    )
     with pytest.raises(CardError, match=r"clef-flash/verification\.json is there, and the manifest asks for no"):
         load_evidence(manifest, tmp_path)
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from publisher.release.svg import Axis, Dot, Label, Line, Picture, Rect, legend, log_axis, number, svg
+from publisher.release.svg import Axis, Chart, Dot, Label, Line, Rect, legend, log_axis, number, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-12, 1e12)
 
 
 def drawn(*marks: Rect | Dot | Line | Label) -> ET.Element:
-    return ET.fromstring(svg(Picture("A <title>", "what & where", 100, 50, marks)))  # noqa: S314 - our own
+    return ET.fromstring(svg(Chart("A <title>", "what & where", 100, 50, marks)))  # noqa: S314 - our own
 
 
 @given(low=st.floats(-1e6, 1e6), reach=st.floats(1e-6, 1e6), most=st.integers(2, 9))
@@ -67,7 +67,7 @@ def test_shares_are_told_in_per_cent() -> None:
 
 def test_what_comes_from_a_checkpoint_is_escaped() -> None:
     name = 'layers.0."><script>alert(1)</script>&'
-    text = svg(Picture(name, name, 100, 50, (Rect(1, 2, 3, 4, "m0", name), Label(1, 2, name))))
+    text = svg(Chart(name, name, 100, 50, (Rect(1, 2, 3, 4, "m0", name), Label(1, 2, name))))
     assert "<script>" not in text
     root = ET.fromstring(text)  # noqa: S314 - our own
     assert root.findtext(f"{SVG}title") == root.findtext(f"{SVG}text") == root.findtext(f"{SVG}rect/{SVG}title") == name
@@ -84,8 +84,8 @@ def test_each_mark_becomes_its_element_with_its_class() -> None:
     assert found["text"] == {"transform": "translate(5 6) rotate(-90)"}
 
 
-def test_the_picture_is_told_in_words_and_asks_for_nothing_from_elsewhere() -> None:
-    text = svg(Picture("Title", "Words.", 100, 50, ()))
+def test_the_chart_is_told_in_words_and_asks_for_nothing_from_elsewhere() -> None:
+    text = svg(Chart("Title", "Words.", 100, 50, ()))
     root = ET.fromstring(text)  # noqa: S314 - our own
     assert (root.get("role"), root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")) == ("img", "Title", "Words.")
     assert text.count("http") == text.count('xmlns="http://www.w3.org/2000/svg"')

@@ -10,16 +10,16 @@ from rich.console import Console
 from publisher.cli.console import show_module
 from publisher.errors import FetchError, ManifestError
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
-from publisher.release.dossier import Dossier, Part, dossier
+from publisher.release.evidence import Evidence, ReleaseEvidence, read_release
 from publisher.release.explain import explain, module_names, nearest, spectrum_bar
 from publisher.release.verdict import verdict_on
-from tests.release.test_pictures import extraction, module
+from tests.release.test_charts import extraction, module
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
 
 
-def known(*modules: ModuleExtraction) -> Dossier:
-    return Dossier("One", "", "", (Part(extraction(modules), None),))
+def known(*modules: ModuleExtraction) -> ReleaseEvidence:
+    return ReleaseEvidence("One", "", "", (Evidence(extraction=extraction(modules), verification=None),))
 
 
 def facts(of: ModuleExtraction) -> dict[str, str]:
@@ -64,8 +64,8 @@ def test_a_module_goes_by_its_name_or_by_an_end_that_no_other_shares(name: str) 
 
 
 def test_a_module_of_two_variants_is_told_of_both() -> None:
-    one = known(module(Q)).parts[0]
-    both = Dossier("Two", "", "", (one, one))
+    one = known(module(Q)).adapters[0]
+    both = ReleaseEvidence("Two", "", "", (one, one))
     assert len(explain(Q, both)) == 2
 
 
@@ -97,11 +97,11 @@ def test_every_figure_of_the_evidence_is_told_with_what_it_means() -> None:
     assert told["verdict"].startswith("whole: ")
     assert told["shape"] == "8 x 10 (out x in), 80 weights"
     assert told["rank"] == "4 of at most 8; found by exact svd"
-    assert told["error"] == "2 % of the update, factors as shipped; 1 of the floor"
+    assert told["error"] == "2% of the update, factors as shipped; 1 of the floor"
     assert told["singular values"] == "2 to 0.5 kept, then 0.05"
     assert told["noise edge"] == "0.1; the smallest value kept is 5 times as large"
-    assert told["update"] == "rms 0.01; 1 % of the weights unchanged"
-    assert told["bit for bit"] == "80 % of the weights, merged and rounded once"
+    assert told["update"] == "rms 0.01; 1% of the weights unchanged"
+    assert told["bit for bit"] == "80% of the weights, merged and rounded once"
     assert told["tensors"] == (
         f"base_model.model.{Q}.lora_A.weight (4 x 10)\nbase_model.model.{Q}.lora_B.weight (8 x 4)"
     )
@@ -132,7 +132,7 @@ def test_the_exact_method_tells_how_the_release_was_merged() -> None:
     )
     told = facts(module(Q).model_copy(update={"recovery": recovery}))
     assert told["merged by"] == "one rounding, as far as can be told"
-    assert told["exact method"].endswith("90 % as shipped; settled after 1 iteration")
+    assert told["exact method"].endswith("90% as shipped; settled after 1 iteration")
     assert told["residual"] == "12 elements in residual.safetensors"
 
 
@@ -148,8 +148,8 @@ def test_evidence_without_spectra_is_told_without_a_bar() -> None:
 
 
 def test_names_for_a_shell_are_all_modules_once() -> None:
-    part = known(module(Q), module(K)).parts[0]
-    assert module_names(Dossier("", "", "", (part, part))) == [K, Q]
+    part = known(module(Q), module(K)).adapters[0]
+    assert module_names(ReleaseEvidence("", "", "", (part, part))) == [K, Q]
 
 
 # --- on a terminal and in a pipe ----------------------------------------------------------------------------
@@ -183,19 +183,19 @@ def test_a_folder_is_read_with_its_subfolders_and_without_a_manifest(tmp_path: P
     for name, label in (("", "One"), ("small", "Two")):
         made = extraction([module(Q)]).model_copy(update={"label": label})
         made.write(tmp_path / name / "extraction.json")
-    found = dossier(None, tmp_path, staged=None)
+    found = read_release(None, tmp_path, staged=None)
     assert found.title == tmp_path.name
-    assert [part.extraction.label for part in found.parts] == ["One", "Two"]
-    assert Extraction.read(tmp_path / "extraction.json") == found.parts[0].extraction
+    assert [part.extraction.label for part in found.adapters] == ["One", "Two"]
+    assert Extraction.read(tmp_path / "extraction.json") == found.adapters[0].extraction
 
 
 def test_a_folder_without_evidence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"holds no extraction\.json"):
-        dossier(None, tmp_path, staged=None)
+        read_release(None, tmp_path, staged=None)
 
 
 def test_neither_and_both_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="neither --manifest nor --folder"):
-        dossier(None, None, staged=None)
+        read_release(None, None, staged=None)
     with pytest.raises(ManifestError, match="both --manifest and --folder"):
-        dossier(tmp_path / "m.yaml", tmp_path, staged=tmp_path)
+        read_release(tmp_path / "m.yaml", tmp_path, staged=tmp_path)

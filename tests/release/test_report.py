@@ -4,13 +4,15 @@ import re
 from html.parser import HTMLParser
 
 from publisher.records.extraction import Extraction
-from publisher.release.dossier import Dossier, Part
+from publisher.release.evidence import Evidence, ReleaseEvidence
 from publisher.release.report import render_report
-from tests.release.test_pictures import a_set, agreement, extraction, module, verification
+from tests.release.test_charts import a_set, agreement, extraction, module, verification
 
 
 def page(found: Extraction, *, title: str = "Title", summary: str = "A sentence.") -> str:
-    return render_report(Dossier(title, summary, "owner/name", (Part(found, None),)))
+    return render_report(
+        ReleaseEvidence(title, summary, "owner/name", (Evidence(extraction=found, verification=None),))
+    )
 
 
 class Reader(HTMLParser):
@@ -66,10 +68,10 @@ def test_markup_in_a_name_a_title_or_a_label_is_shown_and_not_run() -> None:
     assert reader.text.count(evil) >= 5
 
 
-def test_a_verification_is_a_picture_and_a_table_and_its_absence_is_said() -> None:
+def test_a_verification_is_a_chart_and_a_table_and_its_absence_is_said() -> None:
     seen = verification(a_set("Set A", agreement("choice", mean=1e-5, most=1e-2)))
     found = extraction([module("layers.0.fc"), module("layers.1.fc")])
-    with_it = render_report(Dossier("T", "", "", (Part(found, seen),)))
+    with_it = render_report(ReleaseEvidence("T", "", "", (Evidence(extraction=found, verification=seen),)))
     assert "Set A: choice" in with_it
     assert '<td data-v="1200">1,200</td>' in with_it
     assert "No verification was run" not in with_it
@@ -84,7 +86,9 @@ def test_old_evidence_without_spectra_gets_a_page_without_them() -> None:
 
 def test_the_same_evidence_gives_the_same_bytes_and_no_identifier_twice() -> None:
     found = extraction([module("layers.0.fc"), module("layers.1.fc")])
-    both = Dossier("T", "", "", (Part(found, None), Part(found, None)))
+    both = ReleaseEvidence(
+        "T", "", "", (Evidence(extraction=found, verification=None), Evidence(extraction=found, verification=None))
+    )
     text = render_report(both)
     assert text == render_report(both)
     identifiers = re.findall(r'\sid="([^"]+)"', text)

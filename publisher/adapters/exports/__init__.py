@@ -12,7 +12,7 @@ from typing import Any
 from publisher.adapters.exports.llamacpp import places
 from publisher.adapters.exports.lora_gguf import gguf_problems, has_package, require_package, write_gguf
 from publisher.adapters.exports.mlx import mlx_obstacles, mlx_problems, write_mlx
-from publisher.adapters.exports.peft_files import PeftAdapter
+from publisher.adapters.exports.peft_adapter import PeftAdapter
 from publisher.errors import ExtractionError, listed
 from publisher.manifest.architectures import KNOWN
 from publisher.manifest.schema import Variant

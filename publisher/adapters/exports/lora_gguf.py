@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from publisher.adapters.exports.llamacpp import Place, places
-from publisher.adapters.exports.peft_files import Factors, PeftAdapter
+from publisher.adapters.exports.peft_adapter import Factors, PeftAdapter
 from publisher.border.installing import install_command
 from publisher.errors import ExtractionError
 from publisher.manifest.architectures import LLAMA_CPP

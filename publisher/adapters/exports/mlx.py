@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from publisher.adapters.exports.peft_files import Factors, PeftAdapter
-from publisher.checkpoints.tensorfile import Planned, write_tensors
-from publisher.checkpoints.tensors import TensorReader, file_headers, read_json
+from publisher.adapters.exports.peft_adapter import Factors, PeftAdapter
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import file_headers
+from publisher.checkpoints.reading import TensorReader
+from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.manifest.architectures import MLX_LM
 from publisher.records.filenames import MLX_ADAPTER, MLX_CONFIG
 from publisher.records.files import canonical_json, write_text

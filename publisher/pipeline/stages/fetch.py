@@ -8,18 +8,18 @@ lists. Shards that are missing or cut short are refused here, before any long wo
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from publisher.checkpoints.tensors import (
-    CONFIG,
+from publisher.checkpoints.files import (
     INDEX,
+    MODEL_CONFIG,
     SINGLE,
     checkpoint_files,
     read_config,
-    read_headers,
     shards_of,
     weight_entry,
 )
-from publisher.checkpoints.weights import headers_of
-from publisher.engines.overlap import side_by_side
+from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.snapshots import headers_of
+from publisher.engines.io_threads import side_by_side
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference
@@ -127,7 +127,7 @@ def _local_checkpoint(files: tuple[FileDigest, ...], folder: Path) -> Checkpoint
 def _download(reference: Reference, progress: Progress) -> Path:
     repo, revision = reference.repo or "", reference.revision or ""
     progress(f"fetching {repo}@{revision[:8]}")
-    folder = hub.download(repo, revision, filename=CONFIG).parent
+    folder = hub.download(repo, revision, filename=MODEL_CONFIG).parent
     _download_entry(repo, revision)
     missing = [name for name in checkpoint_files(folder) if not hub.is_cached(repo, revision, filename=name)]
     sizes = {file.path: file.size for file in hub.list_files(repo, revision)} if missing else {}
@@ -135,7 +135,7 @@ def _download(reference: Reference, progress: Progress) -> Path:
     for name in missing:
         tell = _told(f"downloading {repo} {name}", progress, before=before, total=total)
         tell(0)
-        hub.download(repo, revision, filename=name, heard=tell)
+        hub.download(repo, revision, filename=name, on_bytes=tell)
         before += sizes.get(name, 0)
     return folder
 
@@ -169,7 +169,9 @@ def _streamed(reference: Reference, progress: Progress) -> Snapshot:
     progress(f"listing {repo}@{revision[:8]}")
     listed = {file.path: file for file in hub.list_files(repo, revision)}
     entry = weight_entry(listed, where=f"{repo}@{revision[:8]}")
-    small = [hub.download(repo, revision, filename=name) for name in (CONFIG, INDEX) if name in {CONFIG, entry}]
+    small = [
+        hub.download(repo, revision, filename=name) for name in (MODEL_CONFIG, INDEX) if name in {MODEL_CONFIG, entry}
+    ]
     folder = small[0].parent
     read_config(folder)
     shards = shards_of(folder / INDEX) if entry == INDEX else (SINGLE,)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from publisher.checkpoints.tensors import CONFIG
+from publisher.checkpoints.files import MODEL_CONFIG
 from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination
@@ -107,7 +107,7 @@ def base_config(variant: Variant) -> Path:
     base = variant.base
     if base.path is not None:
         return Path(base.path).resolve()
-    return hub.download(base.repo or "", base.revision or "", filename=CONFIG).parent
+    return hub.download(base.repo or "", base.revision or "", filename=MODEL_CONFIG).parent
 
 
 # the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it

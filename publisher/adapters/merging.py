@@ -1,0 +1,140 @@
+"""What each tensor of a base becomes when an adapter is merged into it: weights as the release was merged.
+
+A weight in bf16, fp16 or fp32 stays in its dtype: base + B A, rounded once, or with the update rounded before, as
+extraction.json says of the release (`rounding`); then the residual's elements are set. A weight in FP8 becomes bf16,
+or FP8 again with a new scale for each block. Modules that the adapter holds whole take the place of the base's.
+
+It refuses a base that lacks a module, or has it in another shape.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
+from publisher.adapters.residual import Residual
+from publisher.checkpoints import fp8
+from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.reading import Reader
+from publisher.checkpoints.rewriting import Replacement
+from publisher.errors import MergeError, listed
+from publisher.numerics.delta import row_blocks
+from publisher.numerics.intervals import merged
+from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.filenames import RESIDUAL
+
+_FLOATS = frozenset({"BF16", "F16", "F32"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is merged.
+
+    Attributes:
+        extraction: of the adapter.
+        base: headers of the base, FP8 weights as they are read, dequantised.
+        bases: reads them.
+        adapter: headers of the adapter's tensors and, where there is one, of the residual's.
+        adapters: reads those.
+    """
+
+    extraction: Extraction
+    base: Mapping[str, TensorHeader]
+    bases: Reader
+    adapter: Mapping[str, TensorHeader]
+    adapters: Reader
+
+    @property
+    def sets_residual(self) -> bool:
+        """Whether there is a residual, of weights in the dtype that the base's have."""
+        found = {header.dtype for name, header in self.adapter.items() if name.endswith(".value")}
+        there = {self.base[f"{module.name}.weight"].dtype for module in self.extraction.modules}
+        return RESIDUAL in self.extraction.summary.written and found <= there and len(there) == 1
+
+
+def replacements(parts: Parts, *, again_fp8: bool) -> dict[str, Replacement | None]:
+    """What takes the place of the base's stored tensors, by their names; None for scales that go.
+
+    Args:
+        parts: what is merged.
+        again_fp8: FP8 weights are quantised again; otherwise all of them become bf16.
+
+    Raises:
+        MergeError: naming each module that the base does not have.
+    """
+    _require_places(parts)
+    found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(parts))
+    for module in parts.extraction.modules:
+        found |= _weight(parts, module, again_fp8=again_fp8)
+    for key, name in _carried(parts):
+        header = parts.base[name]
+        found[name] = Replacement(header.dtype, header.shape, partial(_whole, parts, key, torch_dtype(header)))
+    return found
+
+
+def _require_places(parts: Parts) -> None:
+    shapes = {f"{module.name}.weight": module.shape for module in parts.extraction.modules}
+    there = {name: parts.base[name] for name in shapes.keys() & parts.base.keys()}
+    problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
+    problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
+    problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in _FLOATS]
+    if problems:
+        raise MergeError(
+            f"the base has no place for the adapter:\n{listed(problems)}\n",
+            expected="the checkpoint that the adapter was made for",
+            next_step="correct base in the manifest, and extract again",
+        )
+
+
+def _dequantised(parts: Parts) -> Iterator[tuple[str, Replacement | None]]:
+    """Every FP8 weight in bf16, and no scales."""
+    for name, header in parts.base.items():
+        if header.scale is not None:
+            yield name, Replacement(header.dtype, header.shape, partial(parts.bases.read, name))
+            yield header.scale.name, None
+
+
+def _weight(parts: Parts, module: ModuleExtraction, *, again_fp8: bool) -> Iterator[tuple[str, Replacement | None]]:
+    name = f"{module.name}.weight"
+    header = parts.base[name]
+    load = partial(merged_weight, parts, module)
+    if header.scale is None or not again_fp8:
+        yield name, Replacement(header.dtype, header.shape, load)
+        return
+    stored, scales = header.scale.weight, header.scale.header
+    yield name, Replacement(stored.dtype, stored.shape, lambda: _quantised(load(), header.scale)[0])
+    yield header.scale.name, Replacement(scales.dtype, scales.shape, lambda: _quantised(load(), header.scale)[1])
+
+
+def merged_weight(parts: Parts, module: ModuleExtraction) -> torch.Tensor:
+    """The module's weight with the adapter in it, in the base's dtype, bf16 where that is FP8."""
+    weight = parts.bases.read(f"{module.name}.weight")
+    a, b = (parts.adapters.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
+    if module.transposed:
+        a, b = b.T, a.T
+    arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
+    for rows in row_blocks(weight):
+        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
+    if parts.sets_residual and f"{module.name}.index" in parts.adapter:
+        index, value = (parts.adapters.read(f"{module.name}.{part}") for part in ("index", "value"))
+        weight = Residual(index.long(), value).apply(weight)
+    return weight
+
+
+def _quantised(weight: torch.Tensor, scale: Scale | None) -> tuple[torch.Tensor, torch.Tensor]:
+    block, dtype = (scale.block, torch_dtype(scale.header)) if scale else ((1, 1), torch.float32)
+    return fp8.quantise(weight, block, scales=dtype)
+
+
+def _carried(parts: Parts) -> Iterator[tuple[str, str]]:
+    """Keys of the adapter's whole tensors with the base's names; those of a tied module may not be stored."""
+    for key in carried_keys(parts.extraction.summary.carried):
+        if (name := key.removeprefix(KEY_PREFIX)) in parts.base:
+            yield key, name
+
+
+def _whole(parts: Parts, key: str, dtype: torch.dtype) -> torch.Tensor:
+    return parts.adapters.read(key).to(dtype)

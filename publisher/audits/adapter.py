@@ -1,0 +1,251 @@
+"""One adapter by its two files alone, whoever made them: what PEFT and the Hub will make of it."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from publisher.adapters.peft_files import KEY_PREFIX
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
+from publisher.border.limits import LIMITS
+from publisher.border.patterns import Keys
+from publisher.checkpoints.files import read_json
+from publisher.checkpoints.headers import TensorHeader, file_headers
+from publisher.checkpoints.reading import TensorReader
+from publisher.errors import FetchError, ValidationError, shown
+from publisher.manifest.fields import TASK_TYPES
+from publisher.manifest.schema import Variant
+from publisher.records.audit import Check
+from publisher.records.extraction import Extraction
+from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
+
+_KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
+_FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # what PEFT computes in
+_MATRIX = 2  # dimensions
+_BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter of a release; what is missing or cannot be read is None, and its own check says so.
+
+    Attributes:
+        path: its path in the repository, `/` or `flash/`.
+        folder: where its files are.
+        variant: the manifest's entry.
+        config: adapter_config.json.
+        headers: of every tensor of adapter_model.safetensors.
+        extraction: extraction.json.
+    """
+
+    path: str
+    folder: Path
+    variant: Variant | None
+    config: dict[str, Any] | None
+    headers: dict[str, TensorHeader] | None
+    extraction: Extraction | None
+
+    @classmethod
+    def read(cls, path: str, folder: Path, *, variant: Variant | None) -> Self:
+        """What of it can be read."""
+        return cls(path, folder, variant, _config(folder), _headers(folder), _extraction(folder))
+
+    def pairs(self) -> dict[str, tuple[TensorHeader, TensorHeader]]:
+        """The headers of A and B of each module that has both, by module name; at least one.
+
+        Raises:
+            UncheckedError: the file cannot be read, or holds none by the names that PEFT looks for.
+        """
+        found: dict[str, dict[str, TensorHeader]] = {}
+        for key, header in needed(self.headers, ADAPTER).items():
+            if match := _KEY.fullmatch(key):
+                found.setdefault(match[1], {})[match[2]] = header
+        whole = {name: (halves["A"], halves["B"]) for name, halves in found.items() if len(halves) == len("AB")}
+        pairs = {name: pair for name, pair in whole.items() if all(len(half.shape) == _MATRIX for half in pair)}
+        return needed(pairs or None, f"pair of lora_A and lora_B in {ADAPTER}")
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(folder / ADAPTER_CONFIG)
+    except FetchError:
+        return None
+
+
+def _headers(folder: Path) -> dict[str, TensorHeader] | None:
+    try:
+        return file_headers(folder / ADAPTER)
+    except FetchError:
+        return None
+
+
+def _extraction(folder: Path) -> Extraction | None:
+    try:
+        return Extraction.read(folder / EXTRACTION)
+    except FetchError:
+        return None
+
+
+def adapter_checks(adapter: Adapter) -> Iterator[Check]:
+    """The checks that need the adapter's two files alone."""
+    claims = {"config": config, "keys": keys, "tensors": tensors, "targets": targets, "scale": scale}
+    for name, claim in claims.items():
+        yield checked(name, partial(claim, adapter), folder=adapter.folder, variant=adapter.path)
+
+
+def config(adapter: Adapter) -> str:
+    """adapter_config.json holds what PEFT needs, in the types that the Hub accepts."""
+    found = read_json(adapter.folder / ADAPTER_CONFIG)
+    wanted = {
+        "peft_type": (found.get("peft_type") == "LORA", "'LORA'"),
+        "task_type": (found.get("task_type") in TASK_TYPES, f"a string, one of {', '.join(TASK_TYPES)}"),
+        "base_model_name_or_path": (_is_text(found.get("base_model_name_or_path")), "the base's repository id"),
+        "r": (is_rank(found.get("r")), f"a whole number above zero, at most {LIMITS.rank:,}"),
+        "lora_alpha": (is_number(found.get("lora_alpha")), "a number"),
+        "rank_pattern": (_is_pattern(found.get("rank_pattern")), "numbers by module"),
+        "alpha_pattern": (_is_pattern(found.get("alpha_pattern")), "numbers by module"),
+    }
+    require_none([f"{f} is {shown(found.get(f))}; expected {what}" for f, (holds, what) in wanted.items() if not holds])
+    left_out = reduced(found).left_out
+    base, revision = found["base_model_name_or_path"], found.get("revision")
+    told = f"LoRA, {found['task_type']}, base {base}" + (f" at {revision}" if revision else ", no base revision pinned")
+    return told + (f"; kept from PEFT here: {', '.join(left_out)}" if left_out else "")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_pattern(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(is_number, value.values())))
+
+
+def keys(adapter: Adapter) -> str:
+    """Every tensor goes by the name that PEFT looks for, and has its other half."""
+    headers = file_headers(adapter.folder / ADAPTER)
+    halves = {match.groups() for key in headers if (match := _KEY.fullmatch(key))}
+    further = [key for key in headers if _is_further(key, adapter.config or {})]
+    problems = [_complaint(key) for key in headers if not _KEY.fullmatch(key) and key not in further]
+    problems += [
+        f"{name} has lora_{half} and no lora_{other}"
+        for name, half in sorted(halves)
+        for other in "AB"
+        if (name, other) not in halves
+    ]
+    require_none([*problems, *(["there is no lora_A or lora_B in the file"] if not halves and not problems else [])])
+    besides = f"; {len(further)} further tensors, not looked into" if further else ""
+    return f"{len(halves)} tensors below {KEY_PREFIX}{besides}"
+
+
+def _complaint(key: str) -> str:
+    if not key.startswith(KEY_PREFIX):
+        return f"{key} does not begin with {KEY_PREFIX}, and PEFT will not find it"
+    return f"{key} is no key of a LoRA's tensor, and PEFT will drop it"
+
+
+def _is_further(key: str, found: Mapping[str, Any]) -> bool:
+    """Tensors of other kinds, where the config announces them."""
+    whole = found.get("modules_to_save") or found.get("trainable_token_indices") or found.get("bias", "none") != "none"
+    return _FURTHER.fullmatch(key) is not None or (key.startswith(KEY_PREFIX) and bool(whole) and "lora_" not in key)
+
+
+def tensors(adapter: Adapter) -> str:
+    """A and B of each module are matrices that fit together, and hold finite numbers that are not all zero."""
+    headers = needed(adapter.headers, ADAPTER)
+    factors = {key: header for key, header in headers.items() if _KEY.fullmatch(key)}
+    require_none([complaint for key, header in factors.items() for complaint in _header_complaints(key, header)])
+    pairs, problems = adapter.pairs(), []
+    for name, (a, b) in pairs.items():
+        if a.shape[0] != b.shape[1]:
+            problems.append(f"{name}: A has {a.shape[0]} rows and B {b.shape[1]} columns")
+        if a.dtype != b.dtype:
+            problems.append(f"{name}: A is in {a.dtype} and B in {b.dtype}")
+    size = sum(header.stop - header.start for header in factors.values())
+    if size > LIMITS.adapter_bytes:
+        problems.append(f"{ADAPTER} holds {size:,} bytes of factors; at most {LIMITS.adapter_bytes:,} are read")
+    require_none(problems)
+    with TensorReader(headers) as reader:
+        for key in factors:
+            problems += _complaints(key.removeprefix(KEY_PREFIX).removesuffix(".weight"), reader.blocks(key, _BLOCK))
+    require_none(problems)
+    dtypes = sorted({header.dtype for header in factors.values()})
+    return f"{len(factors)} tensors in {', '.join(dtypes)}, finite, none all zero"
+
+
+def _header_complaints(key: str, header: TensorHeader) -> Iterator[str]:
+    if len(header.shape) != _MATRIX:
+        yield f"{key} has {len(header.shape)} dimensions; a factor is a matrix"
+    elif 0 in header.shape:
+        yield f"{key} is empty: its shape is {list(header.shape)}"
+    if header.dtype not in _FLOATS:
+        yield f"{key} is in {header.dtype}; a factor is in one of {', '.join(sorted(_FLOATS))}"
+
+
+def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:
+    """A block at a time, so that memory is that of a block whatever the file says it holds."""
+    something = False
+    for block in blocks:
+        if not bool(torch.isfinite(block).all()):
+            yield f"{name} holds NaN or infinity"
+            return
+        something = something or bool(block.any())
+    if not something:
+        yield f"{name} is all zero: the module changes nothing"
+
+
+def _fields(adapter: Adapter) -> Mapping[str, Any]:
+    """Return the known fields of the configuration.
+
+    Raises:
+        UncheckedError: one of them is wrong, as the check of the configuration says.
+    """
+    try:
+        return reduced(needed(adapter.config, ADAPTER_CONFIG)).fields
+    except ValidationError as error:
+        raise UncheckedError(error.found) from error
+
+
+def targets(adapter: Adapter) -> str:
+    """target_modules selects every module of the file, and names none that the file lacks, by PEFT's own rule."""
+    fields, modules = _fields(adapter), adapter.pairs()
+    wanted = fields.get("target_modules")
+    if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
+        raise UncheckedError(f"target_modules is {shown(wanted)}: which modules that is depends on the base")
+    selected = set(targeted(fields, list(modules)))
+    entries = wanted if isinstance(wanted, list) else []
+    ends = {name[at:] for name in modules for at in (0, *(place + 1 for place, sign in enumerate(name) if sign == "."))}
+    require_none(
+        [f"{name} is in the file and target_modules does not select it" for name in modules if name not in selected]
+        + [f"{entry} is in target_modules and no module of the file is meant" for entry in entries if entry not in ends]
+    )
+    return f"{len(modules)} modules, each selected by target_modules, which names no other"
+
+
+def scale(adapter: Adapter) -> str:
+    """The ranks are those of the tensors, and no module is scaled otherwise by a pattern that was forgotten."""
+    found, modules = _fields(adapter), adapter.pairs()
+    ranks, alphas = (found.get(field, {}) for field in ("rank_pattern", "alpha_pattern"))
+    rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))
+    scales: Counter[float] = Counter()
+    problems = []
+    for name, (_, b) in modules.items():
+        rank = ranks.get(rank_keys.key_for(name), found.get("r"))
+        alpha = alphas.get(alpha_keys.key_for(name), found.get("lora_alpha"))
+        if rank is None or alpha is None:
+            raise UncheckedError(f"{ADAPTER_CONFIG} gives no rank and alpha for {name}")
+        if rank != b.shape[1]:
+            problems.append(f"{name}: the config gives rank {rank}, the tensors have {b.shape[1]}")
+        scales[float(alpha / (math.sqrt(rank) if found.get("use_rslora") else rank))] += 1
+    told = ", ".join(f"{value:g} in {count} modules" for value, count in sorted(scales.items()))
+    if len(scales) > 1 and ranks and not alphas:
+        problems.append(f"rank_pattern without alpha_pattern: PEFT scales by {told}")
+    require_none(problems)
+    return f"the ranks are the tensors'; scale {told}"

@@ -1,0 +1,242 @@
+"""The deep part of an audit: source and base are fetched at their pins, and what was claimed is worked out again.
+
+Which tensors differ and how many are equal, every module's figures from the checkpoints, its relative error and
+share of weights restored bit for bit from the published factors, and, where memory allows, the logits.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from publisher.adapters.loading import quiet
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.checkpoints.pairs import open_pair
+from publisher.checkpoints.snapshots import headers_of
+from publisher.engines import Engine
+from publisher.engines.devices import chosen_device
+from publisher.engines.local import Local
+from publisher.errors import PublisherError, shown
+from publisher.extraction.comparison import Comparison
+from publisher.extraction.model_structure import compared
+from publisher.extraction.module import Extracting
+from publisher.extraction.summary import differences, summarise
+from publisher.manifest.schema import Reference, Variant
+from publisher.pipeline.stages.fetch import fetch, hashed_here
+from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
+from publisher.records.audit import Check
+from publisher.records.checkpoint import Checkpoint, Snapshot
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures
+from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
+from publisher.records.formats import percent
+from publisher.records.progress import Progress
+
+_OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
+_OTHER_SHARE = 1e-3  # between two machines' recoveries
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the work is done with."""
+
+    work: Path
+    engine: Engine
+    progress: Progress
+    own_folders: bool
+
+    @classmethod
+    def of(cls, work: Path, *, device: str, progress: Progress, own_folders: bool) -> Self:
+        """Return the bench with the device of this name.
+
+        Args:
+            work: a folder for what only this machine needs.
+            device: `auto`, `cpu`, `cuda` or `cuda:N`.
+            progress: told of each piece of work.
+            own_folders: whether checkpoints in local folders may be read: those that a repository names are not.
+
+        Returns:
+            The bench.
+
+        Raises:
+            ManifestError: the device cannot be used here.
+        """
+        return cls(work, Local(chosen_device(device)), progress, own_folders)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """An adapter with both of its checkpoints."""
+
+    variant: Variant
+    extraction: Extraction
+    folder: Path
+    source: Snapshot
+    base: Snapshot
+    bench: Bench
+
+
+def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
+    """The checks that need both checkpoints."""
+    make = partial(checked, folder=adapter.folder, variant=adapter.path)
+    case: _Case | None = None
+    trouble: PublisherError | None = None
+    try:
+        case = _case(adapter, bench)
+    except PublisherError as error:
+        trouble = error
+    yield make("checkpoints", lambda: _checkpoints(case, trouble))
+    claims: dict[str, Callable[[_Case], str]] = {
+        "comparison": comparison,
+        "extraction": extracted_again,
+        "residuals": residuals,
+        "function": function,
+    }
+    for name, claim in claims.items():
+        yield make(name, partial(_on, case, claim))
+
+
+def _on(case: _Case | None, claim: Callable[[_Case], str]) -> str:
+    return claim(needed(case, "source and base"))
+
+
+def _case(adapter: Adapter, bench: Bench) -> _Case:
+    variant, extraction = needed(adapter.variant, MANIFEST), needed(adapter.extraction, EXTRACTION)
+    source, base = (_fetched(reference, bench) for reference in (variant.source, variant.base))
+    return _Case(variant, extraction, adapter.folder, source=source, base=base, bench=bench)
+
+
+def _fetched(reference: Reference, bench: Bench) -> Snapshot:
+    if reference.path is not None and not bench.own_folders:
+        raise UncheckedError(f"{reference.path} is a folder of whoever published this, and is not looked for here")
+    if reference.path is not None and not Path(reference.path).is_dir():
+        raise UncheckedError(f"{reference.path} is a local folder, which is not here")
+    memo, hashed = bench.work / "digests.json", set[Path]()
+    found = fetch(reference, memo=memo, progress=bench.progress, hashed=hashed)
+    return hashed_here(found, memo=memo, progress=bench.progress, hashed=hashed)
+
+
+def _checkpoints(case: _Case | None, trouble: PublisherError | None) -> str:
+    """Every file of source and base has the digest that extraction.json records."""
+    if trouble is not None:
+        raise trouble
+    found = needed(case, "source and base")
+    pairs = {"source": (found.source, found.extraction.source), "base": (found.base, found.extraction.base)}
+    require_none([line for side, pair in pairs.items() for line in _other_files(side, *pair)])
+    count = sum(len(snapshot.checkpoint.files) for snapshot, _ in pairs.values())
+    return f"{count} files of source and base have the digests that {EXTRACTION} records"
+
+
+def _other_files(side: str, snapshot: Snapshot, recorded: Checkpoint) -> Iterator[str]:
+    here, there = ({file.name: file.sha256 for file in known.files} for known in (snapshot.checkpoint, recorded))
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            digests = [(known.get(name) or "no such file")[:12] for known in (here, there)]
+            yield f"{side}: {name} is {digests[0]}; {EXTRACTION} says {digests[1]}"
+
+
+def comparison(case: _Case) -> str:
+    """The tensors that differ are the modules, and the summary comes out again, with what only checkpoints tell."""
+    extraction = case.extraction
+    seen = _compared(case)
+    modules = {f"{module.name}.weight" for module in extraction.modules}
+    problems = [f"{name} differs and has no module" for name in sorted(set(seen.changed) - modules)]
+    problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
+    claimed = extraction.summary
+    residual = claimed.written.get(RESIDUAL)
+    files = {"adapter": claimed.adapter, "config": claimed.config}
+    again = summarise(extraction.modules, seen, **files, residual=residual, exports=claimed.exports)
+    require_none([*problems, *differences(claimed, again)])
+    return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
+
+
+def _compared(case: _Case) -> Comparison:
+    with open_pair(base=case.base, tuned=case.source) as both:
+        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
+
+
+def extracted_again(case: _Case) -> str:
+    """Every module is extracted again, and its figures come out as extraction.json has them."""
+    _require_modules(case)
+    modules = {f"{module.name}.weight": module for module in case.extraction.modules}
+    again: dict[str, ModuleFigures] = {}
+
+    def tell(what: str) -> None:
+        case.bench.progress(what, len(again), len(modules))
+
+    with open_pair(base=case.base, tuned=case.source) as both:
+        job = Extracting(both.snapshots, case.variant.adapter)
+        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
+            for pair, module in results:
+                again[pair.name] = module.figures
+    require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
+    return f"{len(modules)} modules extracted again give the same figures"
+
+
+def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
+    elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
+    found = again.model_dump(exclude=elsewhere)
+    for field, value in claimed.model_dump(exclude=elsewhere).items():
+        both = isinstance(value, float) and isinstance(found[field], float)
+        if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
+            yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+    if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
+        yield f"{claimed.name}: spectrum is {shown(claimed.spectrum)}; it comes out as {shown(again.spectrum)}"
+    yield from _other_recovery(claimed.name, claimed.recovery, again.recovery)
+
+
+def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:
+    pairs = zip(claimed, again, strict=False)
+    return len(claimed) == len(again) and all(math.isclose(*pair, rel_tol=_OTHER_DRAW) for pair in pairs)
+
+
+def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecovery | None) -> Iterator[str]:
+    """Iterations go their own way on every machine; where they arrive is the same."""
+    if claimed is None or again is None:
+        if claimed != again:
+            yield f"{name}: recovery is {shown(claimed)}; it comes out as {shown(again)}"
+        return
+    if claimed.arithmetic != again.arithmetic:
+        yield f"{name}: arithmetic is {claimed.arithmetic}; it comes out as {again.arithmetic}"
+    if abs(claimed.float32_share - again.float32_share) > _OTHER_SHARE:
+        yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
+
+
+def residuals(case: _Case) -> str:
+    """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
+    _require_modules(case)
+    try:
+        require_tensors(case.extraction, case.folder)
+    except PublisherError:
+        raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
+    largest = require_numbers(
+        case.extraction,
+        source=case.source,
+        base=case.base,
+        staged=case.folder,
+        engine=case.bench.engine,
+        progress=case.bench.progress,
+    )
+    return f"{len(case.extraction.modules)} modules; the largest difference from a claim is {largest:.2g}"
+
+
+def _require_modules(case: _Case) -> None:
+    """The arithmetic needs every module in both checkpoints, in its shape."""
+    for snapshot in (case.source, case.base):
+        headers = headers_of(snapshot)
+        for module in case.extraction.modules:
+            header = headers.get(f"{module.name}.weight")
+            if header is None or header.shape != module.shape:
+                raise UncheckedError(f"{snapshot.checkpoint.name} has no {module.name} of this shape")
+
+
+def function(case: _Case) -> str:
+    """The logits of base + adapter are the source's rather than the base's."""
+    if obstacle := function_obstacle(headers_of(case.source)):
+        raise UncheckedError(obstacle)
+    case.bench.progress(f"comparing logits of {case.variant.label}")
+    with quiet():
+        seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
+    return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -1,0 +1,425 @@
+"""One adapter against its evidence: extraction.json, the manifest, and the base's configuration.
+
+What extraction.json says is held against the files, against itself, and against what the Hub lists at the pins; the
+checkpoints' weights are not needed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from publisher.adapters.exports import export_problems, missing_package, peft_adapter
+from publisher.adapters.loading import Adapter as Loadable
+from publisher.adapters.loading import load_on_config, quiet
+from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
+from publisher.audits.adapter import Adapter
+from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.meaning import chart_problems, other_renderer
+from publisher.audits.versions import read_or_newer, require_as_written
+from publisher.border.files import read_text
+from publisher.border.limits import LIMITS
+from publisher.checkpoints.files import MODEL_CONFIG, read_json
+from publisher.checkpoints.reading import TensorReader
+from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
+from publisher.extraction.summary import summary_problems
+from publisher.hub import client as hub
+from publisher.manifest.schema import Variant
+from publisher.numerics.noise import expected_error
+from publisher.pipeline.stages.validate import require_loadable, require_tensors
+from publisher.records.audit import Check
+from publisher.records.checkpoint import Checkpoint, Snapshot
+from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
+from publisher.records.filenames import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CARD,
+    CHARTS,
+    EXTRACTION,
+    LOADERS,
+    MANIFEST,
+    VERIFICATION,
+)
+from publisher.records.files import digest_of, sha256_of
+from publisher.records.loaders import Loaders
+from publisher.records.verification import Verification
+from publisher.release.charts import card_charts
+from publisher.release.evidence import load_extraction, load_verification
+from publisher.verification.metrics import inconsistencies
+
+_ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
+_SPECTRUM = 0.02  # of a singular value: the factors are rounded to their dtype
+
+
+def evidence_checks(adapter: Adapter) -> Iterator[Check]:
+    """The checks that need extraction.json, the manifest or the base's config.json."""
+    claims: dict[str, Callable[[Adapter], str]] = {
+        "evidence": evidence,
+        "recipe": recipe,
+        "digests": digests,
+        "recorded config": recorded_config,
+        "recorded tensors": recorded_tensors,
+        "figures": figures,
+        "singular values": singular_values,
+        "loaders": loaders,
+        "verification": verification,
+        "charts": charts,
+        "source": partial(checkpoint, side="source"),
+        "base": partial(checkpoint, side="base"),
+        "loading": loading,
+    }
+    if adapter.extraction is not None and adapter.extraction.settings.exports:
+        claims["exports"] = exported
+    for name, claim in claims.items():
+        yield checked(name, partial(claim, adapter), folder=adapter.folder, variant=adapter.path)
+
+
+def _recorded(adapter: Adapter) -> Extraction:
+    return needed(adapter.extraction, EXTRACTION)
+
+
+def evidence(adapter: Adapter) -> str:
+    """extraction.json is one, for this path, in the very form in which this tool writes it.
+
+    One of before may lack fields that were added later.
+    """
+    file = adapter.folder / EXTRACTION
+    if not file.is_file() and adapter.variant is None:
+        raise UncheckedError(f"there is no {EXTRACTION}")
+    found = read_or_newer(file, Extraction.read)
+    older = require_as_written(file, found)
+    if found.path != adapter.path:
+        raise AuditError(f"{EXTRACTION} is that of the variant {found.path}")
+    return f"{len(found.modules)} modules, by publisher {found.tools.publisher}{older}"
+
+
+def recipe(adapter: Adapter) -> str:
+    """extraction.json has the manifest's checkpoints and settings."""
+    _recorded(adapter)
+    variant = needed(adapter.variant, MANIFEST)
+    load_extraction(variant, adapter.folder / EXTRACTION)
+    return "checkpoints and settings are the manifest's"
+
+
+def digests(adapter: Adapter) -> str:
+    """Weights and config are the bytes that extraction.json records."""
+    summary = _recorded(adapter).summary
+    problems = []
+    for name, recorded in summary.written.items():
+        path = adapter.folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif (found := sha256_of(path)) != recorded.sha256 or recorded.name != name:
+            problems.append(f"{name} has SHA-256 {found[:12]}…; {EXTRACTION} says {recorded.sha256[:12]}…")
+        elif path.stat().st_size != recorded.size:
+            problems.append(f"{name} has {path.stat().st_size} bytes; {EXTRACTION} says {recorded.size}")
+    require_none(problems)
+    return f"{ADAPTER} {summary.adapter.sha256[:12]}…, {ADAPTER_CONFIG} {summary.config.sha256[:12]}…"
+
+
+# --- config and tensors as recorded -------------------------------------------------------------------------
+
+
+def recorded_config(adapter: Adapter) -> str:
+    """adapter_config.json is what manifest and modules give, field for field."""
+    found, extraction = needed(adapter.config, ADAPTER_CONFIG), _recorded(adapter)
+    variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
+    base = _pinned(variant, extraction.base)
+    carried, rank = extraction.summary.carried, max(module.rank for module in modules)
+    expected = adapter_config(variant, modules, rank=rank, base=base, carried=carried)
+    fields = sorted(found.keys() | expected.keys())
+    require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
+    return f"{len(fields)} fields, as manifest and modules give them"
+
+
+def _pinned(variant: Variant, recorded: Checkpoint) -> Checkpoint:
+    if variant.base.repo is None or variant.base.revision is None:
+        return recorded
+    pin = {"kind": "hub", "name": variant.base.repo, "revision": variant.base.revision}
+    return recorded.model_copy(update=pin)
+
+
+def _difference(field: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    if field not in found or field not in expected:
+        return (
+            f"{field} is missing" if field not in found else f"{field} is {shown(found[field])}; expected no such field"
+        )
+    there, wanted = found[field], expected[field]
+    if isinstance(there, list) and isinstance(wanted, list):
+        lost, more = ([x for x in one if x not in other] for one, other in ((wanted, there), (there, wanted)))
+        return (
+            f"{field} lacks {shown(lost)}, has {shown(more)} that it should not" if lost or more else f"{field}: order"
+        )
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        other = sorted(key for key in there.keys() | wanted.keys() if there.get(key) != wanted.get(key))
+        values = f"{shown(there.get(other[0]))}; expected {shown(wanted.get(other[0]))}"
+        return f"{field}: {len(other)} entries differ, the first {other[0]}: {values}"
+    return f"{field} is {shown(there)}; expected {shown(wanted)}"
+
+
+def recorded_tensors(adapter: Adapter) -> str:
+    """The file holds just the modules of extraction.json, in their shapes and dtype."""
+    extraction = _recorded(adapter)
+    needed(adapter.headers, ADAPTER)
+    require_tensors(extraction, adapter.folder)
+    return f"{2 * len(extraction.modules)} tensors of {len(extraction.modules)} modules in {extraction.settings.dtype}"
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def figures(adapter: Adapter) -> str:
+    """The summary follows from the modules, and the modules' derived figures from their own."""
+    extraction = _recorded(adapter)
+    modules = extraction.modules
+    if not modules:
+        raise AuditError(f"{EXTRACTION} lists no module")
+    problems = [*summary_problems(extraction), *(line for m in modules for line in _inconsistent(m))]
+    require_none(problems)
+    return f"the summary follows from its {len(modules)} modules"
+
+
+def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
+        yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
+    ratio = module.fit_error / module.expected_error if module.expected_error else None
+    if (ratio is None) != (module.ratio is None) or not math.isclose(module.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
+        yield f"{module.name}: ratio is {module.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
+    if (values := module.spectrum) and (len(values), values[0], values[-1]) != _ends(module):
+        yield f"{module.name}: spectrum is {shown(values)}; it does not go from sigma_1 to sigma_r"
+    if any(before < after for before, after in pairwise(module.spectrum)):
+        yield f"{module.name}: spectrum is {shown(values)}; it rises"
+
+
+def _ends(module: ModuleExtraction) -> tuple[int, float, float]:
+    return len(spectrum_places(module.rank)), module.sigma_1, module.sigma_r
+
+
+def singular_values(adapter: Adapter) -> str:
+    """sigma_1 and sigma_r stand in the factors: B = U sqrt(S), so a column's squared norm is its singular value.
+
+    The method `exact` moves the factors within what rounding left open: there a value may differ by the noise edge.
+    """
+    extraction, pairs = _recorded(adapter), adapter.pairs()
+    here = [module for module in extraction.modules if module.name in pairs and module.rank]
+    problems = []
+    with TensorReader(needed(adapter.headers, ADAPTER)) as reader:
+        for module in here:
+            b = reader.read(f"{KEY_PREFIX}{module.name}.lora_B.weight").double()
+            sigma = b.square().sum(dim=0)[: module.rank]
+            open_to = module.noise_edge if module.recovery else 0.0
+            for field, found in (("sigma_1", float(sigma.max())), ("sigma_r", float(sigma.min()))):
+                claimed = getattr(module, field)
+                if not math.isclose(claimed, found, rel_tol=_SPECTRUM, abs_tol=open_to):
+                    problems.append(f"{module.name}: {field} is {claimed:.6g}; the factors have {found:.6g}")
+    require_none(problems)
+    return f"those of {len(here)} modules stand in the factors"
+
+
+def loaders(adapter: Adapter) -> str:
+    """loaders.json is of these very weights and this very configuration; an older release has none, and no check.
+
+    Raises:
+        AuditError: it is of another adapter or variant, or was edited.
+        UncheckedError: there is none, or a newer version made it.
+    """
+    file = adapter.folder / LOADERS
+    if not file.is_file():
+        told = ": the verdicts stand in extraction.json" if adapter.extraction and adapter.extraction.loaders else ""
+        raise UncheckedError(f"there is no {LOADERS}{told}")
+    found = read_or_newer(file, Loaders.read)
+    older = require_as_written(file, found)
+    if found.path != adapter.path:
+        raise AuditError(f"{LOADERS} is that of the variant {found.path}")
+    judged = {ADAPTER: found.adapter_sha256, ADAPTER_CONFIG: found.config_sha256}
+    others = [name for name, digest in judged.items() if _is_other(adapter.folder / name, digest)]
+    require_none([f"{LOADERS} is of another {name}" for name in others])
+    return f"{len(found.verdicts)} loaders, judged on these weights and this configuration{older}"
+
+
+def _is_other(file: Path, digest: str) -> bool:
+    return not file.is_file() or sha256_of(file) != digest
+
+
+def verification(adapter: Adapter) -> str:
+    """verification.json is of these very weights, as the manifest asks, agrees with itself and keeps to its bounds."""
+    file, variant = adapter.folder / VERIFICATION, needed(adapter.variant, MANIFEST)
+    if not file.is_file():
+        if variant.verification is not None:
+            raise AuditError(f"there is no {VERIFICATION}, and the manifest asks for one")
+        raise UncheckedError(f"there is no {VERIFICATION}, and the manifest asks for none")
+    found = read_or_newer(file, partial(_verification, variant, _recorded(adapter)))
+    weights = sha256_of(adapter.folder / ADAPTER) if adapter.headers is not None else ""
+    if found is None or found.adapter_sha256 != weights:
+        raise AuditError(f"{VERIFICATION} is of another adapter than the one here ({weights[:12]}…)")
+    older = require_as_written(file, found)
+    sets = (*found.sets, *(found.fp8.sets if found.fp8 else ()))
+    require_none([line for one in sets for line in inconsistencies(one)])
+    return f"{len(sets)} test sets, of these weights; their figures follow from each other{older}"
+
+
+def _verification(variant: Variant, extraction: Extraction, file: Path) -> Verification | None:
+    return load_verification(variant, extraction, file=file)
+
+
+def charts(adapter: Adapter) -> str:
+    """The card's charts are what extraction.json gives, byte for byte.
+
+    Raises:
+        UncheckedError: another version drew them, and their numbers are those of this version's.
+    """
+    wanted = card_charts(_recorded(adapter))
+    there = {name: adapter.folder / name for name in CHARTS if (adapter.folder / name).is_file()}
+    if not there:
+        raise UncheckedError(f"there is none of {', '.join(CHARTS)}")
+    other = {name: path for name, path in there.items() if not _is_drawn(path, wanted.get(name))}
+    lost = [name for name in wanted if name not in there]
+    drawn_by = _other_renderer(adapter) if other or lost else ""
+    if not drawn_by:
+        require_none(
+            [f"{name} is missing" for name in lost] + [f"{name} is not what {EXTRACTION} gives" for name in other]
+        )
+        return f"byte for byte what {EXTRACTION} gives: {', '.join(there)}"
+    require_none([f"{name}: {line}" for name, path in other.items() for line in _amiss(path, wanted.get(name))])
+    raise UncheckedError(
+        f"drawn by {drawn_by}: the numbers on {', '.join(other) or 'none'} follow from {EXTRACTION}; where marks stand "
+        f"was not compared{f'; missing: {listed(lost)}' if lost else ''}"
+    )
+
+
+def _is_drawn(path: Path, wanted: str | None) -> bool:
+    """Whether the file holds just this text; no more than a chart's size is read."""
+    return wanted is not None and path.stat().st_size == len(wanted.encode()) and path.read_bytes() == wanted.encode()
+
+
+def _amiss(path: Path, wanted: str | None) -> list[str]:
+    if wanted is None:
+        return [f"{EXTRACTION} gives no such chart"]
+    if path.stat().st_size > LIMITS.text_bytes:
+        return [f"it has {path.stat().st_size} bytes; expected at most {LIMITS.text_bytes}"]
+    return chart_problems(read_text(path), wanted)
+
+
+def _other_renderer(adapter: Adapter) -> str:
+    """Who rendered the release's card, where it was another version than this; empty where it was this one."""
+    folder = adapter.variant.folder if adapter.variant is not None else ""
+    return other_renderer(
+        (adapter.folder.parent if folder else adapter.folder) / CARD, {_recorded(adapter).tools.publisher}
+    )
+
+
+# --- the checkpoints, without their weights -----------------------------------------------------------------
+
+
+def checkpoint(adapter: Adapter, *, side: str) -> str:
+    """The digests that extraction.json records of a checkpoint's files are those the Hub lists at the pin."""
+    recorded: Checkpoint = getattr(_recorded(adapter), side)
+    if recorded.kind == "local":
+        if recorded.revision != digest_of([file.model_dump() for file in recorded.files]):
+            raise AuditError(f"the revision of {side} in {EXTRACTION} is not the digest of its files")
+        raise UncheckedError(f"{recorded.name} is a local folder, known by its files' digests alone; --deep reads it")
+    try:
+        there = {file.path: file for file in hub.list_files(recorded.name, recorded.revision)}
+    except MissingRevisionError as error:
+        raise AuditError(error.found) from None
+    problems = []
+    for file in recorded.files:
+        remote = there.get(file.name)
+        if remote is None:
+            problems.append(f"{file.name} is not in {recorded.short}")
+        elif remote.size != file.size or remote.sha256 not in {None, file.sha256}:
+            problems.append(f"{file.name}: the Hub lists another file at {recorded.short}")
+    require_none(problems)
+    return f"{len(recorded.files)} files, as the Hub lists them at {recorded.name}@{recorded.revision}"
+
+
+def loading(adapter: Adapter) -> str:
+    """PEFT puts every tensor into the model class that the base's config.json describes, and nothing else."""
+    if adapter.config is None or adapter.headers is None:
+        raise UncheckedError(f"there is no readable {ADAPTER_CONFIG} and {ADAPTER}")
+    base = _base_folder(adapter)
+    claim = _loads_strictly if adapter.variant is not None and adapter.extraction is not None else _loads
+    with quiet():
+        return claim(adapter, base)
+
+
+def exported(adapter: Adapter) -> str:
+    """The files for other loaders, read as those do, are the PEFT adapter in every bit, at a scale of 1."""
+    extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
+    exports, config = extraction.settings.exports, read_json(_base_folder(adapter) / MODEL_CONFIG)
+    if lacking := missing_package(exports):
+        raise UncheckedError(f"the package {lacking} is not installed")
+    peft = peft_adapter(variant, extraction.modules, folder=adapter.folder, config=config)
+    require_none(export_problems(exports, adapter.folder, adapter=peft))
+    return f"{', '.join(exports)}: the same B A in {len(extraction.modules)} modules, at scale 1"
+
+
+def _loads_strictly(adapter: Adapter, base: Path) -> str:
+    extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
+    if not hasattr(transformers, variant.model_class):
+        raise UncheckedError(f"transformers {transformers.__version__} has no class {variant.model_class}")
+    snapshot = Snapshot(checkpoint=extraction.base, folder=base)
+    require_loadable(variant, extraction, base=snapshot, staged=adapter.folder)
+    return f"PEFT loads {len(extraction.modules)} modules whole on {variant.model_class}, at scale 1"
+
+
+def _loads(adapter: Adapter, base: Path) -> str:
+    shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in adapter.pairs().items()}
+    troubles = []
+    for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
+        try:
+            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
+        except ValidationError as error:
+            problems = [error.found]
+        if not problems:
+            return f"PEFT loads {len(shapes)} modules whole on {name}"
+        troubles.append(f"on {name}:\n{listed(problems)}")
+    if not troubles:
+        raise UncheckedError(f"transformers {transformers.__version__} has no class that the base's config names")
+    raise AuditError("PEFT does not load it whole " + "\n".join(troubles))
+
+
+def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
+    """The classes that an adapter without a manifest may be for, the likeliest first."""
+    found = adapter.config or {}
+    names = [(found.get("auto_mapping") or {}).get("base_model_class")]
+    if found.get("task_type") == "CAUSAL_LM":
+        names.append(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(base.get("model_type")))
+    names += base.get("architectures") or []
+    return [name for name in dict.fromkeys(names) if isinstance(name, str) and hasattr(transformers, name)]
+
+
+def _base_folder(adapter: Adapter) -> Path:
+    """A folder with the base's config.json, which is the recorded one where one is recorded."""
+    config = needed(adapter.config, ADAPTER_CONFIG)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if adapter.variant is not None:
+        name, revision = adapter.variant.base.where, adapter.variant.base.revision
+    if not isinstance(name, str) or not name:
+        raise UncheckedError(f"{ADAPTER_CONFIG} names no base")
+    if Path(name).is_dir() and revision is None:
+        folder = Path(name)
+    elif adapter.variant is not None and adapter.variant.base.path is not None:
+        raise UncheckedError(f"the base is a local folder, {name}, which is not here")
+    else:
+        pin = revision if revision and isinstance(revision, str) else hub.resolve_revision(name, "main")
+        folder = hub.download(name, pin, filename=MODEL_CONFIG).parent
+    _require_recorded(folder, adapter.extraction)
+    return folder
+
+
+def _require_recorded(folder: Path, extraction: Extraction | None) -> None:
+    files = extraction.base.files if extraction is not None else ()
+    recorded = next((file.sha256 for file in files if file.name == MODEL_CONFIG), None)
+    try:
+        found = sha256_of(folder / MODEL_CONFIG)
+    except FileNotFoundError:
+        raise UncheckedError(f"the base has no {MODEL_CONFIG}") from None
+    if recorded is not None and found != recorded:
+        raise AuditError(f"the base's {MODEL_CONFIG} has SHA-256 {found[:12]}…; {EXTRACTION} says {recorded[:12]}…")

@@ -1,0 +1,122 @@
+"""Which files a checkpoint is made of: config.json, the weights, and their index where they are sharded.
+
+Only safetensors are read, single or sharded, found by the names transformers looks for. A repository of pickled
+weights is refused, and so is JSON that cannot be read.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from publisher.border.files import read_regular
+from publisher.border.json_text import parse_json_object
+from publisher.border.limits import LIMITS
+from publisher.errors import FetchError
+from publisher.records.files import digest_of, sha256_of
+
+MODEL_CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+
+
+def weight_entry(names: Collection[str], *, where: str) -> str:
+    """Return the file that leads to the weights: `model.safetensors`, or the index of its shards.
+
+    Args:
+        names: of the files that are there.
+        where: the checkpoint, for the message.
+
+    Raises:
+        FetchError: neither is there; the message says what is there instead.
+    """
+    for entry in (SINGLE, INDEX):
+        if entry in names:
+            return entry
+    pickled = sorted(name for name in names if name.endswith(_PICKLED))
+    found = f"only {', '.join(pickled[:3])}" if pickled else "no weights"
+    raise FetchError(
+        f"{where} holds {found}",
+        expected=f"{SINGLE} or {INDEX}",
+        next_step="save the model as safetensors (save_pretrained does), and name that checkpoint",
+    )
+
+
+def shards_of(index: Path) -> tuple[str, ...]:
+    """Return the shard files that an index names, sorted.
+
+    Raises:
+        FetchError: the file is missing, or is not such an index.
+    """
+    return tuple(sorted(set(weight_map(index).values())))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of the checkpoint's config.json.
+
+    Raises:
+        FetchError: it is missing, or holds no JSON object.
+    """
+    return read_json(folder / MODEL_CONFIG)
+
+
+def checkpoint_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files of the checkpoint in this folder: config, weights, and the index if sharded.
+
+    Raises:
+        FetchError: no such folder, no safetensors weights, or an index that cannot be read.
+    """
+    if not folder.is_dir():
+        raise FetchError(
+            f"there is no checkpoint folder {folder}",
+            expected="a folder with config.json and model.safetensors or its shards",
+            next_step="correct the path in the manifest (it is relative to the folder you run publish in)",
+        )
+    read_config(folder)
+    entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
+    shards = shards_of(folder / INDEX) if entry == INDEX else ()
+    return tuple(sorted({MODEL_CONFIG, entry, *shards}))
+
+
+def companions(folder: Path, checkpoint: Collection[str]) -> list[Path]:
+    """Return what a folder holds beside the files of its checkpoint, sorted: head, code, tokenizer, processor."""
+    return sorted(path for path in folder.iterdir() if path.name not in checkpoint)
+
+
+def companions_digest(folder: Path, checkpoint: Collection[str]) -> str:
+    """Return a digest of the files among the companions, by name and content.
+
+    No commit fixes those of a local folder.
+    """
+    return digest_of([[file.name, sha256_of(file)] for file in companions(folder, checkpoint) if file.is_file()])
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the shard of each tensor, as an index gives it.
+
+    Raises:
+        FetchError: the file is missing, or is not such an index.
+    """
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise FetchError(
+            f"{index} has no weight_map of tensor names to shards",
+            expected="an index as save_pretrained writes it",
+            next_step="download or save the checkpoint again",
+        )
+    return shards
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in this file.
+
+    Raises:
+        FetchError: it is missing, or holds something else.
+    """
+    try:
+        return parse_json_object(read_regular(file, limit=LIMITS.json_bytes))
+    except FileNotFoundError:
+        raise FetchError(f"{file} is missing", next_step="name a folder that save_pretrained wrote") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FetchError(f"{file} is not readable JSON ({why})", next_step="download or save it again") from None

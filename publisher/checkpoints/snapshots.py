@@ -1,0 +1,82 @@
+"""The weights of a snapshot, wherever they are: in its folder, or on the Hub.
+
+The stages ask here for headers and readers and need not know which it is. A local checkpoint that is not on this
+machine is refused.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+from publisher.checkpoints.files import read_config
+from publisher.checkpoints.fp8_reader import Dequantising, dequantised, stored
+from publisher.checkpoints.headers import TensorHeader, read_headers
+from publisher.checkpoints.reading import Reader, TensorReader
+from publisher.checkpoints.streaming import StreamReader, streamed_headers
+from publisher.errors import FetchError
+from publisher.records.checkpoint import Snapshot
+
+
+def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    """Return the header of every tensor, with the digest of its file, sorted by name.
+
+    FP8 weights with scales have the headers of the bfloat16 weights that they are read as.
+
+    Raises:
+        FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
+            weights that do not fit.
+        HubError: a streamed file cannot be read.
+    """
+    headers = streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
+    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+
+
+def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
+    digests = {file.name: file.sha256 for file in snapshot.checkpoint.files}
+    headers = read_headers(snapshot.folder)
+    return {name: replace(header, sha256=digests.get(header.file.name)) for name, header in headers.items()}
+
+
+@contextmanager
+def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
+    """Open a reader of the snapshot's tensors for as long as the block runs.
+
+    A machine without the snapshot's folder reads a checkpoint of the Hub from there.
+
+    Args:
+        snapshot: the checkpoint.
+        headers: as from `headers_of`, of all its tensors or of some, made on this or another machine.
+
+    Yields:
+        The reader.
+
+    Raises:
+        FetchError: a local checkpoint is not on this machine.
+    """
+    remote = _is_remote(snapshot)
+    files = {name: replace(header, file=snapshot.folder / header.file.name) for name, header in stored(headers).items()}
+    with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as reader:
+        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
+
+
+def _is_remote(snapshot: Snapshot) -> bool:
+    if snapshot.streamed or snapshot.folder.is_dir():
+        return snapshot.streamed
+    if snapshot.checkpoint.kind == "hub":
+        return True
+    raise not_here(snapshot)
+
+
+def not_here(snapshot: Snapshot) -> FetchError:
+    """Return the error that a local checkpoint is not on this machine, which is one of several."""
+    return FetchError(
+        f"there is no {snapshot.folder} on {socket.gethostname()}",
+        expected="a local checkpoint at the same path on every machine of the cluster",
+        next_step="mount it there, or name a checkpoint of the Hub in the manifest",
+    )
+
+
+def absolute(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with an absolute path, for a process that works in another folder."""
+    return Snapshot(checkpoint=snapshot.checkpoint, folder=snapshot.folder.absolute(), streamed=snapshot.streamed)

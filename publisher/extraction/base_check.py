@@ -1,0 +1,89 @@
+"""Whether the source was trained from this base: seen in the weights themselves, and in what the fits leave.
+
+A fine-tune keeps its base: their weights point the same way, and what was added has a structure that few columns
+hold. Where neither is so, the difference is another training, and an adapter of it would be noise. Refused are a
+source that has nothing of the base in it, before the arithmetic; an update of full rank where the rank was to be
+found; and fits that hold no more than they would of noise. A full fine-tune, whose few largest values stand out, is
+none of these once the manifest says how much of it to keep.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.reading import Reader
+from publisher.errors import ExtractionError, counted
+from publisher.records.extraction import ModuleFigures
+
+UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
+NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds
+_SAMPLES = 5
+_BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no more is read
+
+_NEXT = "correct base in the manifest to the model that the source was trained from"
+
+
+def require_kin(changed: Sequence[str], readers: Sides[Reader]) -> None:
+    """The source's weights are the base's with something added, by a few of those that changed.
+
+    Args:
+        changed: names of the linear weights that differ, at least one.
+        readers: of both checkpoints.
+
+    Raises:
+        ExtractionError: most of them have nothing in common.
+    """
+    step = max(1, len(changed) // _SAMPLES)
+    cosines = [_cosine(name, readers) for name in changed[::step][:_SAMPLES]]
+    told = [cosine for cosine in cosines if math.isfinite(cosine)]
+    if told and statistics.median(told) < UNRELATED:
+        raise ExtractionError(
+            f"the source's weights have nothing of the base's in them (cosine {statistics.median(told):.2g} "
+            f"over {counted(len(told), 'weight')}): it was trained from another base",
+            expected="weights that a fine-tune has changed, not replaced",
+            next_step=_NEXT,
+        )
+
+
+def _cosine(name: str, readers: Sides[Reader]) -> float:
+    """Of the beginnings of both as vectors; not finite where one is zero or holds NaN, which others judge."""
+    f, w = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
+    lengths = float(f.norm()) * float(w.norm())
+    return float(f @ w) / lengths if lengths > 0 else math.nan
+
+
+def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
+    """Most fits hold something that is not noise.
+
+    Args:
+        modules: all of the adapter.
+        found: the ranks were found (`auto`, or a share of energy), not given.
+
+    Raises:
+        ExtractionError: most ranks found are no low ones, or most fits hold no more than they would of noise.
+    """
+    full = sum(module.rank >= min(module.shape) / 2 for module in modules)
+    if found and 2 * full > len(modules):
+        raise ExtractionError(
+            f"the update has no low rank in {full} of {counted(len(modules), 'module')}: "
+            "a full fine-tune, or a source trained from another base",
+            expected="fewer than half as many columns as the weights have, beyond which an adapter saves nothing",
+            next_step=f"{_NEXT}; or, for a full fine-tune, say how much of it to keep: adapter.rank: {{energy: 0.8}}, "
+            "or a number",
+        )
+    noisy = sum(map(_is_like_noise, modules))
+    if 2 * noisy > len(modules):
+        raise ExtractionError(
+            f"the fits hold no more of the update than they would of noise in {noisy} of "
+            f"{counted(len(modules), 'module')}: it has no structure, as between a source and another base",
+            expected="an update whose largest singular values stand out",
+            next_step=_NEXT,
+        )
+
+
+def _is_like_noise(module: ModuleFigures) -> bool:
+    """Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn)."""
+    rows, columns = module.shape
+    of_noise = module.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)
+    return of_noise < 1 / NOISE_MARGIN and 1 - module.fit_error**2 < NOISE_MARGIN * of_noise

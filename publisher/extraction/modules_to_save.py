@@ -1,0 +1,101 @@
+"""Modules that an adapter holds whole because a LoRA cannot: PEFT's modules_to_save, named by `adapter.carry`.
+
+PEFT replaces a module with all its tensors, so a bias brings its weight along. It refuses a parameter that stands
+beside further modules (Mamba's `A_log`): to replace its module would replace those too. A module of which one side has
+a tensor that the other lacks, or has in another shape, is refused here: the base's could not take it in.
+"""
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from publisher.checkpoints.headers import TensorHeader
+from publisher.errors import ExtractionError, listed
+
+
+def carried_modules(
+    different: Iterable[str],
+    source: Mapping[str, TensorHeader],
+    *,
+    base: Mapping[str, TensorHeader],
+    carry: Sequence[str],
+) -> dict[str, tuple[str, ...]]:
+    """Modules with a tensor that differs and that `carry` names, sorted; with each, all its tensors.
+
+    Args:
+        different: the tensors that differ.
+        source: its headers.
+        base: its headers.
+        carry: names of tensors, or patterns.
+
+    Raises:
+        ExtractionError: a pattern matches no tensor, or selects a parameter that PEFT cannot carry alone, or a tensor
+            of a module is not the same kind on both sides.
+    """
+    require_matches("carry", carry, source, of="of the source")
+    chosen = [name for name in different if named_by(name, carry)]
+    modules = {module_of(name) for name in chosen}
+    _require_leaves(chosen, source)
+    _require_on_both_sides(modules, source, base)
+    return {module: tuple(sorted(name for name in source if module_of(name) == module)) for module in sorted(modules)}
+
+
+def module_of(name: str) -> str:
+    """The module that this tensor is a parameter of."""
+    return name.rpartition(".")[0]
+
+
+def named_by(name: str, patterns: Sequence[str]) -> bool:
+    """Whether the manifest's adapter.ignore or adapter.carry names this tensor."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def require_matches(field: str, patterns: Sequence[str], names: Iterable[str], *, of: str) -> None:
+    """Each pattern of this field of `adapter` matches a tensor; `of` says whose tensors `names` are.
+
+    Raises:
+        ExtractionError: naming those that match none.
+    """
+    every = list(names)
+    idle = [pattern for pattern in patterns if not fnmatch.filter(every, pattern)]
+    if idle:
+        raise ExtractionError(
+            f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
+            expected=f"names or patterns of tensors {of}",
+            next_step="correct or remove them in the manifest",
+        )
+
+
+def _require_leaves(chosen: Iterable[str], names: Iterable[str]) -> None:
+    holders = {module_of(module_of(name)) for name in names}
+    stuck = [
+        f"{name}, a parameter of {module_of(name) or 'the model itself'}"
+        for name in chosen
+        if not module_of(name) or any(f"{holder}.".startswith(f"{module_of(name)}.") for holder in holders)
+    ]
+    if stuck:
+        raise ExtractionError(
+            f"adapter.carry names parameters that PEFT cannot carry alone:\n{listed(stuck)}\n",
+            expected="tensors of modules that hold no further modules, since PEFT replaces a module as a whole",
+            next_step="name them under adapter.ignore instead, or publish the whole model",
+        )
+
+
+def _require_on_both_sides(
+    modules: Collection[str], source: Mapping[str, TensorHeader], base: Mapping[str, TensorHeader]
+) -> None:
+    """The base's module takes the carried tensors in, so that it has to have them all, and no others."""
+    problems = [
+        f"{name} is in the {'source' if name in source else 'base'} alone"
+        for name in sorted(source.keys() ^ base.keys())
+        if module_of(name) in modules
+    ] + [
+        f"{name} has another shape in the base"
+        for name in sorted(source.keys() & base.keys())
+        if module_of(name) in modules and source[name].shape != base[name].shape
+    ]
+    if problems:
+        raise ExtractionError(
+            f"adapter.carry names modules that differ in more than their values:\n{listed(problems)}\n",
+            expected="modules with the same tensors in source and base, since the base's module takes the carried in",
+            next_step="leave all tensors of these modules out under adapter.ignore, or publish the whole model",
+        )

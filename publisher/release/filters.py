@@ -1,0 +1,147 @@
+"""The filters with which templates write figures, names and checkpoints on cards and pages (docs/card.md).
+
+The number formats themselves are those of `records.formats`; here they become Markdown, which is not escaped again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, takewhile
+from typing import Any
+
+from publisher.border.escape import Markdown, for_code, for_markdown
+from publisher.manifest.schema import Reference
+from publisher.records import formats
+from publisher.records.checkpoint import Checkpoint
+from publisher.records.extraction import Extraction, ExtractionSummary, Tools
+from publisher.records.filenames import ERRORS_CHART, RESIDUAL, SPECTRUM_CHART
+from publisher.release.charts import card_chart_names
+from publisher.release.evidence import VariantEvidence
+
+_CHART_TEXTS = {
+    ERRORS_CHART: "each module's relative error, in units of what merge rounding leaves",
+    SPECTRUM_CHART: "singular values of three modules and the largest that rounding alone would have",
+}
+
+
+def count(number: int) -> Markdown:
+    """Return a whole number with commas between thousands."""
+    return Markdown(formats.count(number))
+
+
+def percent(share: float) -> Markdown:
+    """Return a share in per cent with two decimals."""
+    return Markdown(formats.percent(share))
+
+
+def figure(value: float) -> Markdown:
+    """Return a figure with three significant digits."""
+    return Markdown(formats.figure(value))
+
+
+def points(share: float) -> Markdown:
+    """Return a difference of two shares in percentage points, signed."""
+    return Markdown(formats.points(share))
+
+
+def size(octets: int) -> Markdown:
+    """Return a number of bytes in decimal units."""
+    return Markdown(formats.size(octets))
+
+
+def extent(summary: ExtractionSummary) -> str:
+    """`186 linears, layers 40–63`, `248 linears, all 32 layers`, or `2 linears` where names have no layer."""
+    total = summary.layers_total
+    if not summary.layers:
+        return linears(summary.linears)
+    if total > 1 and summary.layers == f"0-{total - 1}":
+        where = f"all {total} layers"
+    else:
+        where = f"layer{'s' * (not summary.layers.isdigit())} {summary.layers.replace('-', '–')}"
+    return f"{linears(summary.linears)}, {where}"
+
+
+def linears(number: int) -> Markdown:
+    """`1 linear`, `186 linears`."""
+    return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
+
+
+def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:
+    """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
+    name = for_markdown(f"{reference.where}@{known.revision[:8]}")
+    tree = f"https://huggingface.co/{reference.repo}/tree/{reference.revision}"  # both checked by the manifest
+    return Markdown(f"[{name}]({tree})") if reference.repo else name
+
+
+def full_width(extraction: Extraction, rank: int) -> bool:
+    """Whether every module of this rank has no more rows or columns than that."""
+    return all(min(module.shape) == rank for module in extraction.modules if module.rank == rank)
+
+
+def uncertain(extraction: Extraction) -> int:
+    """How many modules have their smallest value in the noise, so that their true rank may be higher."""
+    return sum(module.rank_at_least for module in extraction.modules)
+
+
+def chart_paths(evidence: VariantEvidence) -> tuple[str, ...]:
+    """Return where a variant's charts are in the release."""
+    folder = f"{evidence.variant.folder}/" if evidence.variant.folder else ""
+    return tuple(f"{folder}{name}" for name in card_chart_names(evidence.extraction))
+
+
+def chart_text(path: str) -> str:
+    """Return what a chart shows, for a reader who cannot see it."""
+    return _CHART_TEXTS[path.rpartition("/")[2]]
+
+
+def residual_path(evidence: VariantEvidence) -> str:
+    """Return where a variant's residual.safetensors is in the release."""
+    return f"{evidence.variant.folder}/{RESIDUAL}" if evidence.variant.folder else RESIDUAL
+
+
+def made_by(tools: Tools) -> str:
+    """Return which version of this tool made an extraction, with which torch."""
+    checkout = ""
+    if tools.commit:
+        changes = ", with uncommitted changes" if tools.dirty else ""
+        checkout = f" ({tools.commit[:8]}{changes})"
+    return f"publisher {tools.publisher}{checkout}, torch {tools.packages['torch']}"
+
+
+def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
+    """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
+    return tuple(_groups(sorted(names)))
+
+
+def _groups(names: Sequence[str]) -> Iterator[Markdown]:
+    for _, together in groupby(names, key=lambda name: name.partition(".")[0]):
+        group = tuple(together)
+        if len(group) > 1:
+            yield Markdown(f"{for_code(f'{_shared(group)}.*')} ({count(len(group))})")
+        else:
+            yield for_code(group[0])
+
+
+def _shared(names: Sequence[str]) -> str:
+    levels = zip(*(name.split(".") for name in names), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    form.__name__: form
+    for form in (
+        count,
+        percent,
+        figure,
+        points,
+        size,
+        linears,
+        extent,
+        checkpoint,
+        full_width,
+        uncertain,
+        grouped,
+        chart_paths,
+        chart_text,
+        residual_path,
+        made_by,
+    )
+}
