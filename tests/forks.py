@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _IMPORTED = [
-    "publisher.audit",
+    "publisher.auditing",
     "publisher.loaders",
     "publisher.cli.loaders",
     "publisher.pipeline.run",
