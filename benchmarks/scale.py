@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import extraction, scale_page
 from benchmarks.capacity import RANK, WIDTH, Shape, factors_of
 from benchmarks.scale_units import Carrying, Seen, Watched, resident
-from publisher.checkpoints.pairs import Sides, opened
+from publisher.checkpoints.pairs import CheckpointPair, open_pair
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.engines import Engine, Job, engine_named
 from publisher.extraction.comparison import Comparing, Weighing
@@ -180,9 +180,9 @@ def _snapshot(side: str) -> Snapshot:
 
 
 @contextmanager
-def _sides() -> Iterator[Sides]:
-    with opened(_snapshot("source"), _snapshot("base")) as sides:
-        yield sides
+def _pair() -> Iterator[CheckpointPair]:
+    with open_pair(base=_snapshot("base"), tuned=_snapshot("source")) as both:
+        yield both
 
 
 # --- what runs in a process of its own: measurements ---------------------------------------------------------
@@ -197,23 +197,23 @@ def _hash() -> Figures:
 
 def _compare(engine: str) -> Figures:
     """Equal tensors, from a warm cache."""
-    with _sides() as sides, engine_named(engine, "cpu") as working:
-        seen = _each(working, Comparing(sides.snapshots), [(sides.pair(_equal(part)),) for part in range(PARTS)])
+    with _pair() as both, engine_named(engine, "cpu") as working:
+        seen = _each(working, Comparing(both.snapshots), [(both.tensors(_equal(part)),) for part in range(PARTS)])
     size = 2 * WIDTH * EQUAL[0] * EQUAL[1]
     return {"bytes": size, "seconds": min(one["inside"] for one in seen), "memory": _memory(seen)}
 
 
 def _weigh() -> Figures:
     """A tensor that is left out or carried: both sides are read, and the squares of the difference added up."""
-    with _sides() as sides, engine_named("local", "cpu") as working:
-        seen = _each(working, Weighing(sides.snapshots), [sides.pair(_name(_text(SHAPES[-1])))] * RUNS)
+    with _pair() as both, engine_named("local", "cpu") as working:
+        seen = _each(working, Weighing(both.snapshots), [both.tensors(_name(_text(SHAPES[-1])))] * RUNS)
     return {"seconds": min(one["inside"] for one in seen), "bytes": 2 * WIDTH * math.prod(SHAPES[-1])}
 
 
 def _extract(engine: str, shape: str) -> Figures:
     """One module, from a warm cache; its factors are kept for the check."""
-    with _sides() as sides, engine_named(engine, "cpu") as working:
-        seen = _each(working, Extracting(sides.snapshots, extraction.SETTINGS), [sides.pair(_name(shape))] * RUNS)
+    with _pair() as both, engine_named(engine, "cpu") as working:
+        seen = _each(working, Extracting(both.snapshots, extraction.SETTINGS), [both.tensors(_name(shape))] * RUNS)
     Path(f"{shape}.pickle").write_bytes(pickle.dumps(seen[0]["result"]))
     return _fastest(seen)
 
@@ -221,9 +221,9 @@ def _extract(engine: str, shape: str) -> Figures:
 def _check(engine: str, shape: str) -> Figures:
     """The same module against its factors."""
     factors = pickle.loads(Path(f"{shape}.pickle").read_bytes())  # noqa: S301 - written by `_extract`
-    with _sides() as sides, engine_named(engine, "cpu") as working:
-        claim = Claim(factors.figures, sides.pair(_name(shape)), factors.b, factors.a, residual=None)
-        return _fastest(_each(working, Checking(sides.snapshots), [claim] * RUNS))
+    with _pair() as both, engine_named(engine, "cpu") as working:
+        claim = Claim(factors.figures, both.tensors(_name(shape)), factors.b, factors.a, residual=None)
+        return _fastest(_each(working, Checking(both.snapshots), [claim] * RUNS))
 
 
 def _each(engine: Engine, job: Job[Any, Any], units: list[Any]) -> list[Figures]:

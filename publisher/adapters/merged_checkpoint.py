@@ -17,7 +17,7 @@ from publisher.adapters.merging import Parts, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.reading import TensorReader
-from publisher.checkpoints.rewriting import Shard, planned
+from publisher.checkpoints.rewriting import RewrittenFile, rewritten
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import MergeError
 from publisher.records.checkpoint import Snapshot
@@ -89,7 +89,7 @@ def write_merged(parts: Parts, base: Snapshot, *, out: Path, again_fp8: bool, pr
         )
     replaced = replacements(parts, again_fp8=again_fp8)
     names = sorted({header.file.name for header in read_headers(base.folder).values()})
-    shards = {name: planned(base.folder / name, replaced) for name in names}
+    shards = {name: rewritten(base.folder / name, replaced) for name in names}
     shards = {name: shard for name, shard in shards.items() if shard.pieces}
     _write(shards, base.folder, out=out, progress=progress)
     summary = parts.extraction.summary
@@ -119,7 +119,7 @@ def _restored_share(parts: Parts, *, again_fp8: bool) -> float | None:
 # --- the folder ---------------------------------------------------------------------------------------------
 
 
-def _write(shards: Mapping[str, Shard], base: Path, *, out: Path, progress: Progress) -> None:
+def _write(shards: Mapping[str, RewrittenFile], base: Path, *, out: Path, progress: Progress) -> None:
     """Write every file into a folder beside `out`, which takes its name when all of them are on disk."""
     others = [file for file in sorted(base.iterdir()) if _is_copied(file)]
     size = sum(shard.size for shard in shards.values()) + sum(file.stat().st_size for file in others)
@@ -141,7 +141,7 @@ def _is_copied(file: Path) -> bool:
     return file.is_file() and file.suffix not in _NOT_COPIED and not file.name.startswith(".") and file.name != CARD
 
 
-def _write_json(shards: Mapping[str, Shard], base: Path, *, folder: Path) -> None:
+def _write_json(shards: Mapping[str, RewrittenFile], base: Path, *, folder: Path) -> None:
     """Write the index and config.json anew where the tensors are not those of before; otherwise they are copies."""
     before = {name: header.dtype for name, header in read_headers(base).items()}
     after = {name: shard_name for shard_name, shard in shards.items() for name in shard.pieces}

@@ -14,7 +14,7 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.pairs import opened
+from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
@@ -153,8 +153,8 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    with opened(case.source, case.base) as sides:
-        return compared(case.variant, sides, engine=case.bench.engine, progress=case.bench.progress)
+    with open_pair(base=case.base, tuned=case.source) as both:
+        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
 
 
 def extracted_again(case: _Case) -> str:
@@ -166,9 +166,9 @@ def extracted_again(case: _Case) -> str:
     def tell(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
-    with opened(case.source, case.base) as sides:
-        job = Extracting(sides.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(sides.pair, modules), tell=tell) as results:
+    with open_pair(base=case.base, tuned=case.source) as both:
+        job = Extracting(both.snapshots, case.variant.adapter)
+        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])

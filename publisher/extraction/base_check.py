@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from publisher.checkpoints.pairs import Sides
 from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted
 from publisher.records.extraction import ModuleExtraction
@@ -23,12 +24,12 @@ _BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no m
 _NEXT = "correct base in the manifest to the model that the source was trained from"
 
 
-def require_kin(changed: Sequence[str], readers: tuple[Reader, Reader]) -> None:
+def require_kin(changed: Sequence[str], readers: Sides[Reader]) -> None:
     """The source's weights are the base's with something added, by a few of those that changed.
 
     Args:
         changed: names of the linear weights that differ, at least one.
-        readers: of source and base.
+        readers: of both checkpoints.
 
     Raises:
         ExtractionError: most of them have nothing in common.
@@ -45,7 +46,7 @@ def require_kin(changed: Sequence[str], readers: tuple[Reader, Reader]) -> None:
         )
 
 
-def _cosine(name: str, readers: tuple[Reader, Reader]) -> float:
+def _cosine(name: str, readers: Sides[Reader]) -> float:
     """Of the beginnings of both as vectors; not finite where one is zero or holds NaN, which others judge."""
     f, w = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
     lengths = float(f.norm()) * float(w.norm())

@@ -47,7 +47,7 @@ class Extracting(PairJob[TensorPair, Factors]):
 
     def memory(self, unit: TensorPair) -> int:
         """By its size."""
-        return room_for(unit.source.shape, self.settings)
+        return room_for(unit.tuned.shape, self.settings)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, Factors]]:
@@ -57,7 +57,7 @@ class Extracting(PairJob[TensorPair, Factors]):
     def _read(self, pair: TensorPair, device: torch.device) -> Finish[Factors]:
         """With the steps of their stored values, of both sides together, where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
-            source, base = (reader.read(pair.name) for reader in readers)
+            base, source = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
 
         def finish(tell: Tell) -> Factors:

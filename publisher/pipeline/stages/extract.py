@@ -22,7 +22,7 @@ from publisher.adapters.residual import planned
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
-from publisher.checkpoints.pairs import TensorPair, opened
+from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
@@ -68,31 +68,30 @@ def extract(
         ExtractionError: naming every tensor or expectation that stands in the way.
         EngineError: the cluster fails.
     """
-    with opened(source, base) as sides:
-        headers, readers = sides.headers[0], sides.readers
-        seen = compared(variant, sides, engine=engine, progress=progress)
+    with open_pair(base=base, tuned=source) as both:
+        headers = both.headers.tuned
+        seen = compared(variant, both, engine=engine, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         if variant.adapter.method == "exact":
             _require_intervals(seen, headers, label=variant.label)
         _require_exports(variant, seen, headers=headers, base=base)
-        require_kin(seen.changed, readers)
+        require_kin(seen.changed, both.readers)
         tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-        kept = shelf(work, _arithmetic_key(variant, sides.snapshots, machine=engine.machine, tools=tools))
+        kept = shelf(work, _arithmetic_key(variant, both.snapshots, machine=engine.machine, tools=tools))
         _require_room(variant.adapter, [headers[name].shape for name in seen.changed], work=work, kept=kept)
-        pairs = [sides.pair(name) for name in seen.changed]
+        pairs = [both.tensors(name) for name in seen.changed]
         modules = _finished(
-            pairs, Extracting(sides.snapshots, variant.adapter), engine=engine, kept=kept, progress=progress
+            pairs, Extracting(both.snapshots, variant.adapter), engine=engine, kept=kept, progress=progress
         )
         _require_signal(modules)
         require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
         progress("writing the adapter")
-        carried = {key: _planned(readers[0], headers[name], name) for key, name in carried_keys(seen.carried).items()}
+        keys = carried_keys(seen.carried)
+        carried = {key: _planned(both.readers.tuned, headers[name], name) for key, name in keys.items()}
         write = partial(
             _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[seen.changed[0]])
         )
-        return _assemble(
-            modules, variant, seen=seen, snapshots=sides.snapshots, tools=tools, staged=staged, write=write
-        )
+        return _assemble(modules, variant, seen=seen, snapshots=both.snapshots, tools=tools, staged=staged, write=write)
 
 
 def _require_exports(
@@ -169,7 +168,7 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
         raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
 
 
-def _arithmetic_key(variant: Variant, snapshots: tuple[Snapshot, Snapshot], *, machine: Machine, tools: Tools) -> str:
+def _arithmetic_key(variant: Variant, snapshots: Sides[Snapshot], *, machine: Machine, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in snapshots]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype", "residual"})
     digits = [machine.threads, machine.capability]  # both move the last ones
@@ -194,7 +193,7 @@ def _assemble(
     variant: Variant,
     *,
     seen: Comparison,
-    snapshots: tuple[Snapshot, Snapshot],
+    snapshots: Sides[Snapshot],
     tools: Tools,
     staged: Path,
     write: Callable[[Path, Sequence[ModuleExtraction]], None],
@@ -203,12 +202,12 @@ def _assemble(
     uniform = variant.adapter.layout == "uniform"
     modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
     figures = tuple(oriented(module, seen.transposed) for module in modules)
-    source, base = (snapshot.checkpoint for snapshot in snapshots)
+    base, source = (snapshot.checkpoint for snapshot in snapshots)
     config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
     write_text(staged / ADAPTER_CONFIG, canonical_json(config))
     write(staged, figures)
     residual = staged / RESIDUAL
-    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots[1].folder))
+    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots.base.folder))
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
