@@ -67,7 +67,7 @@ def _is_said(name: str) -> bool:
 
 
 def _is_idle(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether PEFT looks at the field only where another is set; it writes its default for it into every file."""
+    """Return whether PEFT reads the field only where another is set; PEFT writes such defaults into every file."""
     if (
         name == "auto_mapping"
     ):  # names the base's class; where that is not of transformers, PEFT would import the module
@@ -134,7 +134,7 @@ def _is_by_pattern(holds: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _are_replicated(value: object) -> bool:
-    """Whether these are spans of layers, all together no more than any model has."""
+    """Return whether these are spans of layers, all together no more than any model has."""
     if not isinstance(value, list) or len(value) > LIMITS.layer_replications:
         return False
     spans = [span for span in value if isinstance(span, list) and len(span) == len("ab") and all(map(_is_index, span))]
