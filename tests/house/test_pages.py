@@ -66,7 +66,7 @@ def test_the_threat_model_names_files_that_are_there() -> None:
 
 def test_the_map_of_contributing_is_what_the_package_holds() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = set(re.findall(r"^    (\w+/|\w+\.py) +\w", text, flags=re.MULTILINE))
+    rooms = set(re.findall(r"^    (\w+/|\w+\.py) +\S", text, flags=re.MULTILINE))
     there = {f"{path.name}/" for path in (ROOT / "publisher").iterdir() if (path / "__init__.py").exists()}
     assert rooms - {"errors.py"} == there
 
@@ -76,4 +76,6 @@ def test_the_answers_of_contributing_are_there() -> None:
     rows = re.findall(r"^\| (?:which|how|what|where|whether) .*\| (.*) \|$", text, flags=re.MULTILINE)
     places = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
     assert len(rows) == 10
-    assert [place for place in places if not (ROOT / "publisher" / place).exists() and not (ROOT / place).exists()] == []
+    assert [
+        place for place in places if not (ROOT / "publisher" / place).exists() and not (ROOT / place).exists()
+    ] == []
