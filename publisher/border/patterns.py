@@ -199,8 +199,8 @@ def _not_shared(text: str, place: int) -> PatternError:
 
 
 def _refusal(text: str, error: Exception) -> PatternError:
-    told = error.args[0] if error.args else ""
-    why = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    message = error.args[0] if error.args else ""
+    why = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
     if "repetition size" in why or "too large" in why:
         return UncheckablePatternError(f"the pattern {shown(text)} is too large: {why}")
     return PatternError(f"{shown(text)} is no regular expression: {why}")

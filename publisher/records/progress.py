@@ -39,7 +39,7 @@ def silent(what: str, done: int = 0, total: int = 0) -> None:
 class Pace:
     """Rate and time left of one kind of work after another; a kind goes by its first word and its total.
 
-    What was finished before a kind of work was first told of, by an earlier run, does not count as fast.
+    What was finished before a kind of work was first reported, by an earlier run, does not count as fast.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Pace:
         self._kind: tuple[str, int] = "", 0
         self._start, self._first, self._last = 0.0, 0, 0
 
-    def told(self, what: str, done: int, total: int) -> str:
+    def describe(self, what: str, done: int, total: int) -> str:
         """Return rate and time left, such as `3.1/s, 0:56 left`.
 
         Args:

@@ -2,7 +2,7 @@
 
 A request is a state (any JSON), images if there are any, and questions of three types: `noul` (true or false),
 `choice` (of options, by id) and `score` (one of several levels). All of it is written into one text. The head compares
-what the backbone makes of a whole question with what it makes of each option. Refused is a request that is longer
+what the backbone makes of a whole question with what it makes of each option. It refuses a request that is longer
 than it may be, or that has no questions.
 """
 
