@@ -71,7 +71,7 @@ def complaints(found: Judged, required: Sequence[str]) -> list[str]:
 
 
 def to_json(found: Judged) -> str:
-    """Label by label, the verdicts as extraction.json has them."""
+    """Label by label, the verdicts as loaders.json has them."""
     return canonical_json({label: [one.model_dump(mode="json") for one in each] for label, each in found.items()})
 
 

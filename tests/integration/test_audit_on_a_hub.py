@@ -72,7 +72,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_a_published_release_passes_every_check_but_those_of_what_it_does_not_have() -> None:
     found = audited(REPO, deep=True)
     assert failures(found) == {}
-    assert {c.name for c in found.checks if c.status == "not checked"} == {"signature", "verification"}
+    assert {c.name for c in found.checks if c.status == "not checked"} == {"signature", "loaders", "verification"}
     assert found.revision == HfApi().model_info(REPO).sha
     details = {c.name: c.detail for c in found.checks if c.variant in {"", "/"}}
     assert details["download"] == "12 files hold the bytes that the Hub lists"
@@ -138,7 +138,7 @@ def test_an_adapter_without_evidence_is_loaded_on_the_base_that_its_config_pins(
     assert failures(found) == {}
     details = {c.name: c.detail for c in found.checks if c.variant == "/"}
     assert details["loading"] == "PEFT loads 14 modules whole on LlamaForCausalLM"
-    assert details["residuals"] == "there is no readable source and base"
+    assert details["reconstruction"] == "there is no readable source and base"
 
 
 @pytest.mark.usefixtures("staged")
