@@ -26,7 +26,7 @@ _Problems = Callable[[Path, PeftAdapter], Iterator[str]]
 def require_exportable(
     exports: Sequence[str], model_class: str, *, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
 ) -> None:
-    """These formats can hold an adapter for these modules.
+    """Raise an error unless these formats can hold an adapter for these modules.
 
     Args:
         exports: `gguf`, `mlx`.
@@ -60,7 +60,16 @@ def _refused(export: str, problems: Iterable[str]) -> ExtractionError:
 def write_exports(
     variant: Variant, modules: Sequence[ModuleExtraction], *, folder: Path, config: Mapping[str, Any]
 ) -> tuple[FileDigest, ...]:
-    """Write the formats that the manifest asks for, made from the adapter in `folder`; what was not asked for goes.
+    """Write the formats that the manifest asks for, and remove those that it does not ask for.
+
+    Args:
+        variant: the manifest's entry.
+        modules: of the adapter.
+        folder: with the PEFT adapter, which the formats are made from and written beside.
+        config: the base's config.json.
+
+    Returns:
+        The files that were written, each with its digest.
 
     Raises:
         ExtractionError: what was written does not read back as the adapter.
@@ -90,18 +99,40 @@ def _differs(export: str, problems: Iterable[str]) -> ExtractionError:
 def peft_adapter(
     variant: Variant, modules: Sequence[ModuleExtraction], *, folder: Path, config: Mapping[str, Any]
 ) -> PeftAdapter:
-    """The PEFT adapter in this folder, as its exports have it."""
+    """Read the PEFT adapter in a folder, as its exports have it.
+
+    Args:
+        variant: the manifest's entry.
+        modules: of the adapter.
+        folder: with the adapter.
+        config: the base's config.json.
+
+    Returns:
+        The adapter, at the rank of its widest module.
+
+    Raises:
+        FetchError: its file is missing or damaged.
+    """
     names, rank = tuple(module.name for module in modules), max(module.alpha for module in modules)
     return PeftAdapter.read(folder, variant.model_class, modules=names, rank=rank, config=config)
 
 
 def missing_package(exports: Iterable[str]) -> str:
-    """The package that reading these formats takes and that is not installed; empty where none is lacking."""
+    """Return the package that reading these formats takes and that is not installed; empty where none is lacking."""
     return "gguf" if "gguf" in exports and not has_package() else ""
 
 
 def export_problems(exports: Iterable[str], folder: Path, *, adapter: PeftAdapter) -> list[str]:
-    """What of these formats in `folder` is not the adapter."""
+    """Return what of the written formats is not the adapter.
+
+    Args:
+        exports: `gguf`, `mlx`.
+        folder: with the formats.
+        adapter: the PEFT adapter that they were made from.
+
+    Returns:
+        A line for each problem, which begins with the format.
+    """
     return [f"{export}: {line}" for export in exports for line in _PROBLEMS[export](folder, adapter)]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
-from publisher.adapters.residual import planned
+from publisher.adapters.residual import planned_residuals
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
@@ -252,7 +252,7 @@ def _write(
     write_adapter(staged / ADAPTER, modules, dtype=factors, load=kept.factors, carried=carried)
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
-        write_tensors(staged / RESIDUAL, planned(modules, kept.residual, dtype=dtype))
+        write_tensors(staged / RESIDUAL, planned_residuals(modules, kept.residual, dtype=dtype))
 
 
 def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:
