@@ -147,7 +147,7 @@ def _svd(pair: Path, _: tuple[int, int]) -> dict[str, float]:
 def _decompose(pair: Path, _: tuple[int, int]) -> dict[str, float]:
     delta = _update(pair)
     runs = [_timed(lambda: decompose(delta, rank=RANK, threshold=0.0, name="update")) for _ in range(3)]
-    return {"seconds": min(seconds for seconds, _ in runs), "residual": runs[0][1].residual}
+    return {"seconds": min(seconds for seconds, _ in runs), "residual": runs[0][1].misfit}
 
 
 def _unit(pair: Path, _: tuple[int, int]) -> dict[str, float]:

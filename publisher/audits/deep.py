@@ -90,7 +90,7 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
     claims: dict[str, Callable[[_Case], str]] = {
         "comparison": comparison,
         "extraction": extracted_again,
-        "residuals": residuals,
+        "reconstruction": reconstruction,
         "function": function,
     }
     for name, claim in claims.items():
@@ -209,7 +209,7 @@ def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecove
         yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
 
 
-def residuals(case: _Case) -> str:
+def reconstruction(case: _Case) -> str:
     """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
     _require_modules(case)
     try:

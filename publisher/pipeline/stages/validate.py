@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 
 from publisher.adapters.loading import (
-    Adapter,
+    AdapterLocation,
     configuration,
     load_adapter,
     loading_problems,
@@ -156,7 +156,9 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
     """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
-    problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
+    problems = loading_problems(
+        variant.model_class, extraction.modules, config=base.folder, adapter=AdapterLocation(staged)
+    )
     _require_none(
         problems,
         f"PEFT does not load {staged} whole on {variant.model_class}",
@@ -326,7 +328,7 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
     ids = _token_ids(configuration(base.folder))
-    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), Adapter(staged))
+    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), AdapterLocation(staged))
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
