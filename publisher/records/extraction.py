@@ -15,9 +15,9 @@ PLATEAU = 0.999  # a share that exact recovery passes where nothing is wrong wit
 
 
 def spectrum_places(rank: int) -> tuple[int, ...]:
-    """Which of a module's `rank` singular values its evidence holds, counted from 1.
+    """Return which of a module's `rank` singular values its evidence holds, counted from 1.
 
-    At most 32, evenly spaced, the first and the last among them.
+    There are at most 32 of them, evenly spaced, the first and the last among them.
     """
     steps = min(rank, SPECTRUM) - 1
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]

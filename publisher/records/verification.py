@@ -153,7 +153,7 @@ class VerificationSet(Agreement):
     limits: Limits = Limits()
 
     def broken(self) -> tuple[str, ...]:
-        """The bounds that do not hold, each with set, bound and figure.
+        """Return the bounds that do not hold, each with set, bound and figure.
 
         Under a bound no question may fail on the candidate's side alone: what has no figure keeps to no bound.
         """

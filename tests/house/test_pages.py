@@ -48,3 +48,34 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
 def test_the_index_leads_to_every_page() -> None:
     linked = set(re.findall(r"\]\((\S+?\.md)\)", prose(ROOT / "docs/README.md")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+def test_the_threat_model_names_files_that_are_there() -> None:
+    text = prose(ROOT / "SECURITY.md")
+    named: list[str] = []
+    for cell in re.findall(r"(?:`[\w./]+`(?:, |; | ))*`[\w./]+`", text):
+        folder = ""
+        for name in re.findall(r"`([\w./]+)`", cell):
+            path = name if "/" in name else f"{folder}/{name}"
+            folder = str(Path(path).parent)
+            if path.startswith(("publisher/", "tests/", "requirements", ".github/")):
+                named.append(path)
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_map_of_contributing_is_what_the_package_holds() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = set(re.findall(r"^    (\w+/|\w+\.py) +\S", text, flags=re.MULTILINE))
+    there = {f"{path.name}/" for path in (ROOT / "publisher").iterdir() if (path / "__init__.py").exists()}
+    assert rooms - {"errors.py"} == there
+
+
+def test_the_answers_of_contributing_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:which|how|what|where|whether) .*\| (.*) \|$", text, flags=re.MULTILINE)
+    places = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
+    assert len(rows) == 10
+    assert [
+        place for place in places if not (ROOT / "publisher" / place).exists() and not (ROOT / place).exists()
+    ] == []
