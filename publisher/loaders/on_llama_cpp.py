@@ -51,7 +51,8 @@ def judge(subject: Subject) -> LoaderVerdict:
 
 def scale(subject: Subject, name: str) -> float:
     """Return a module's scale by llama.cpp's rule, for which an alpha of 0 counts as none."""
-    alpha, rank = subject.config.get("lora_alpha") or 0, subject.factors[name].rank
+    alpha = subject.config.get("lora_alpha") or 0
+    rank = subject.factors[name].rank
     return float(alpha / rank) if alpha and rank else 1.0
 
 

@@ -107,7 +107,8 @@ def _installed() -> _Reader | None:
 
 
 def _fields(subject: Subject) -> Iterator[LoaderFinding]:
-    config, targets = subject.config, subject.config.get("target_modules")
+    config = subject.config
+    targets = config.get("target_modules")
     if isinstance(targets, str) and targets not in _EVERYTHING:
         remedy = "list the modules' names in target_modules"
         yield finding("refused field", "target_modules is a pattern, and SGLang takes a list", remedy=remedy)

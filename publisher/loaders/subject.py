@@ -205,7 +205,8 @@ def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
         ValidationError: adapter_config.json is not for LoRA, or a known field holds what PEFT cannot take.
     """
     unscaled = (folder / EXTRACTION).is_file()
-    config, headers = read_json(folder / ADAPTER_CONFIG), file_headers(folder / ADAPTER)
+    config = read_json(folder / ADAPTER_CONFIG)
+    headers = file_headers(folder / ADAPTER)
     reduced(config)  # for its checks: whatever reads a known field finds it in its type
     exports = [name for name, files in EXPORTS.items() if unscaled and all((folder / file).is_file() for file in files)]
     subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports))
