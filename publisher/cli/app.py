@@ -461,8 +461,8 @@ def merge(*, as_json: bool, verbose: bool, manifest: Path, **options: Any) -> No
     from rich.console import Console
 
     from publisher.cli.console import progress_on, show_merged
-    from publisher.cli.merge import Request
-    from publisher.cli.merge import merge as run_merge
+    from publisher.pipeline.merge import Request
+    from publisher.pipeline.merge import merge as run_merge
 
     _quiet_libraries(verbose=verbose)
     with interruptible(_tell_interrupted), progress_on(Console(stderr=True)) as progress:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, readers_of
-from publisher.engines import Begin, Engine, Tell
+from publisher.engines import Begin, Engine, Report
 from publisher.extraction.pair_job import BLOCK, PairJob, bytes_to_look_at
 from publisher.records.progress import Progress
 
@@ -30,12 +30,12 @@ def squared_norms(
     """
     found: dict[str, float] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, len(found), len(names))
 
     pairs = [both.tensors(name) for name in names]
     if pairs:
-        with engine.run(Weighing(both.snapshots), pairs, tell=tell) as results:
+        with engine.run(Weighing(both.snapshots), pairs, report=report) as results:
             for pair, square in results:  # one by one, as progress counts them
                 found[pair.name] = square
     return {name: found[name] for name in names}
@@ -76,8 +76,8 @@ class Weighing(PairJob[TensorPair, float]):
         del device
         yield lambda pair: partial(self._square, pair)
 
-    def _square(self, pair: TensorPair, tell: Tell) -> float:
-        del tell
+    def _square(self, pair: TensorPair, report: Report) -> float:
+        del report
         with readers_of(self.snapshots, [pair]) as readers:
             blocks = zip(*(reader.blocks(pair.name, BLOCK) for reader in readers), strict=True)
             return sum(_squared(base=base, tuned=tuned) for base, tuned in blocks)

@@ -19,7 +19,7 @@ from publisher.adapters.residual import Residual, residual_of
 from publisher.checkpoints import fp8, fp8_reader
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import TensorPair, readers_of
-from publisher.engines import Begin, Finish, Tell
+from publisher.engines import Begin, Finish, Report
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
@@ -65,7 +65,7 @@ class Extracting(PairJob[TensorPair, Factors]):
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
         return partial(self._extract, _Weights(pair.name, base, tuned, steps), device)
 
-    def _extract(self, weights: "_Weights", device: torch.device, tell: Tell) -> Factors:
+    def _extract(self, weights: "_Weights", device: torch.device, report: Report) -> Factors:
         label = f"extracting {weights.name}"
         return extract_module(
             weights.name,
@@ -73,7 +73,7 @@ class Extracting(PairJob[TensorPair, Factors]):
             tuned=weights.tuned.to(device),
             settings=self.settings,
             steps=None if weights.steps is None else weights.steps.to(device),
-            on_iteration=lambda iteration, share: tell(f"{label}: {share:.3%} exact after {iteration} iterations"),
+            on_iteration=lambda iteration, share: report(f"{label}: {share:.3%} exact after {iteration} iterations"),
         )
 
 

@@ -16,7 +16,7 @@ from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, readers_of
 from publisher.checkpoints.reading import Reader
-from publisher.engines import Begin, Engine, Tell
+from publisher.engines import Begin, Engine, Report
 from publisher.extraction.pair_job import BLOCK, PairJob, bytes_to_look_at
 from publisher.records.progress import Progress
 
@@ -42,10 +42,10 @@ def different_tensors(
     found = set[str]()
     done = len(shared) - len(pairs)
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, done, len(shared))
 
-    with engine.run(Comparing(both.snapshots), _groups(pairs), tell=tell) as results:
+    with engine.run(Comparing(both.snapshots), _groups(pairs), report=report) as results:
         for group, different in results:
             found |= different
             done += len(group)
@@ -99,8 +99,8 @@ class Comparing(PairJob[Group, set[str]]):
         del device
         yield lambda group: partial(self._different, group)
 
-    def _different(self, group: Group, tell: Tell) -> set[str]:
-        del tell
+    def _different(self, group: Group, report: Report) -> set[str]:
+        del report
         with readers_of(self.snapshots, group) as readers:
             return {pair.name for pair in group if not same(pair.name, readers)}
 

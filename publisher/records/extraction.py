@@ -74,7 +74,7 @@ class ModuleFigures(Record):
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         recovery: what the exact method reached; absent with the method svd.
-        spectrum: of the singular values kept, those at `spectrum_places`; none in evidence of before there were any.
+        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
     """
 
     name: TensorName
@@ -228,8 +228,8 @@ class ExtractionSummary(Record):
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
-        exact_share: over all elements of all modules.
-        update_rms: over the modules.
+        exact_share: share of the elements of all modules for which base + BA, rounded once, is the source.
+        update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
     """
@@ -281,7 +281,7 @@ class RecoverySummary(Record):
         short: modules that stopped below a share that a sufficient rank would reach.
         rank_beyond: modules whose rank is more than what stands above the noise.
         residual: the file of the elements that still differ, and how many it holds; absent where none was asked for.
-        residual_elements: how many.
+        residual_elements: how many elements that file holds.
     """
 
     svd_share: Figure

@@ -25,7 +25,7 @@ from publisher.checkpoints.files import read_config
 from publisher.checkpoints.pairs import CheckpointPair, Sides, open_pair
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.io_threads import Behind
+from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_low_rank, require_related, require_signal
 from publisher.extraction.comparison import Comparison, compare
@@ -195,7 +195,7 @@ def _extracted(
     """
     found = {name: cache.figures(name.removesuffix(".weight")) for name in names}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, sum(map(bool, found.values())), len(found))
 
     missing = [name for name in names if found[name] is None]
@@ -203,9 +203,9 @@ def _extracted(
         if cache.has_files_of(name.removesuffix(".weight")):
             progress(f"making {name} again: what was kept of it is not whole")
     job = Extracting(both.snapshots, settings)
-    with Behind() as writing, engine.run(job, map(both.tensors, missing), tell=tell) as results:
+    with WriteBehind() as writing, engine.run(job, map(both.tensors, missing), report=report) as results:
         for pair, module in results:
-            writing.do(cache.put, module)
+            writing.submit(cache.put, module)
             found[pair.name] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
 
