@@ -21,8 +21,8 @@ from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
+from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.numerics.lora import row_blocks
 from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
 
@@ -117,7 +117,7 @@ def merged_weight(parts: Parts, module: ModuleExtraction) -> torch.Tensor:
         a, b = b.T, a.T
     arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
     for rows in row_blocks(weight):
-        weight[rows] = merged(weight[rows], b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
+        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
     if parts.sets_residual and f"{module.name}.index" in parts.adapter:
         index, value = (parts.adapters.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)

@@ -164,7 +164,7 @@ def _run(options: Run, manifest: str, *, progress: Progress) -> ExtractedAdapter
 
 def _manifest(tuned: str, base: str, *, settings: dict[str, Any]) -> str:
     """Return the text of the pair's manifest with these settings of the adapter, which must be sound."""
-    content = yaml.safe_load(new_manifest(tuned, base))
+    content = yaml.safe_load(new_manifest(tuned=tuned, base=base))
     content["variants"][0]["adapter"] |= settings
     text = yaml.safe_dump(content, sort_keys=False)
     _, problems = parse_manifest(Path(f"{_NAME}.yaml"), text)

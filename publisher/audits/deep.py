@@ -14,7 +14,7 @@ from typing import Self
 from publisher.adapters.loading import quiet
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.checkpoints.pairs import opened
+from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
@@ -29,7 +29,7 @@ from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
-from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.formats import percent
 from publisher.records.progress import Progress
@@ -153,29 +153,29 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    with opened(case.source, case.base) as sides:
-        return compared(case.variant, sides, engine=case.bench.engine, progress=case.bench.progress)
+    with open_pair(base=case.base, tuned=case.source) as both:
+        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
 
 
 def extracted_again(case: _Case) -> str:
     """Every module is extracted again, and its figures come out as extraction.json has them."""
     _require_modules(case)
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
-    again: dict[str, ModuleExtraction] = {}
+    again: dict[str, ModuleFigures] = {}
 
     def tell(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
-    with opened(case.source, case.base) as sides:
-        job = Extracting(sides.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(sides.pair, modules), tell=tell) as results:
+    with open_pair(base=case.base, tuned=case.source) as both:
+        job = Extracting(both.snapshots, case.variant.adapter)
+        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
     return f"{len(modules)} modules extracted again give the same figures"
 
 
-def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
+def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
     elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():

@@ -30,13 +30,23 @@ from publisher.errors import AuditError, MissingRevisionError, ValidationError, 
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
-from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, CARD, CHARTS, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CARD,
+    CHARTS,
+    EXTRACTION,
+    LOADERS,
+    MANIFEST,
+    VERIFICATION,
+)
 from publisher.records.files import digest_of, sha256_of
+from publisher.records.loaders import Loaders
 from publisher.records.verification import Verification
 from publisher.release.charts import card_charts
 from publisher.release.evidence import load_extraction, load_verification
@@ -56,6 +66,7 @@ def evidence_checks(adapter: Adapter) -> Iterator[Check]:
         "recorded tensors": recorded_tensors,
         "figures": figures,
         "singular values": singular_values,
+        "loaders": loaders,
         "verification": verification,
         "charts": charts,
         "source": partial(checkpoint, side="source"),
@@ -174,7 +185,7 @@ def figures(adapter: Adapter) -> str:
 
 
 def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
         yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
     ratio = module.fit_error / module.expected_error if module.expected_error else None
@@ -209,6 +220,31 @@ def singular_values(adapter: Adapter) -> str:
                     problems.append(f"{module.name}: {field} is {claimed:.6g}; the factors have {found:.6g}")
     require_none(problems)
     return f"those of {len(here)} modules stand in the factors"
+
+
+def loaders(adapter: Adapter) -> str:
+    """loaders.json is of these very weights and this very configuration; an older release has none, and no check.
+
+    Raises:
+        AuditError: it is of another adapter or variant, or was edited.
+        UncheckedError: there is none, or a newer version made it.
+    """
+    file = adapter.folder / LOADERS
+    if not file.is_file():
+        told = ": the verdicts stand in extraction.json" if adapter.extraction and adapter.extraction.loaders else ""
+        raise UncheckedError(f"there is no {LOADERS}{told}")
+    found = read_or_newer(file, Loaders.read)
+    older = require_as_written(file, found)
+    if found.path != adapter.path:
+        raise AuditError(f"{LOADERS} is that of the variant {found.path}")
+    judged = {ADAPTER: found.adapter_sha256, ADAPTER_CONFIG: found.config_sha256}
+    others = [name for name, digest in judged.items() if _is_other(adapter.folder / name, digest)]
+    require_none([f"{LOADERS} is of another {name}" for name in others])
+    return f"{len(found.verdicts)} loaders, judged on these weights and this configuration{older}"
+
+
+def _is_other(file: Path, digest: str) -> bool:
+    return not file.is_file() or sha256_of(file) != digest
 
 
 def verification(adapter: Adapter) -> str:

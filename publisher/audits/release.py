@@ -36,11 +36,13 @@ from publisher.records import filenames
 from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
+from publisher.records.loaders import LoaderVerdict
 from publisher.records.progress import Progress
+from publisher.records.verification import Verification
 from publisher.release import signing
 from publisher.release.card import check_card, render_card
 from publisher.release.commitplan import holds_bytes
-from publisher.release.evidence import VariantEvidence, load_verification
+from publisher.release.evidence import VariantEvidence, load_loaders, load_verification
 
 _BESIDES = re.compile(r"(\.gitattributes|\.gitignore|(LICENSE|NOTICE)[\w.-]*|[\w./-]+\.(md|png|jpe?g|gif|svg|webp))")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|$)", re.DOTALL)  # as the Hub finds it
@@ -348,14 +350,23 @@ def _evidence(variant: Variant, folder: Path) -> VariantEvidence:
         extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
         raise UncheckedError(error.found) from None
+    verification = _verification(variant, extraction, folder)
+    loaders = _loaders(extraction, folder / filenames.LOADERS)
+    return VariantEvidence(variant=variant, extraction=extraction, verification=verification, loaders=loaders)
+
+
+def _verification(variant: Variant, extraction: Extraction, folder: Path) -> Verification | None:
     try:
-        return VariantEvidence(
-            variant=variant,
-            extraction=extraction,
-            verification=load_verification(variant, extraction, file=folder / filenames.VERIFICATION),
-        )
+        return load_verification(variant, extraction, file=folder / filenames.VERIFICATION)
     except PublisherError:  # of another adapter: a card may not say a word of it
-        return VariantEvidence(variant=variant, extraction=extraction, verification=None)
+        return None
+
+
+def _loaders(extraction: Extraction, file: Path) -> tuple[LoaderVerdict, ...]:
+    try:
+        return load_loaders(extraction, file)
+    except PublisherError:  # of another adapter: a card may not say a word of it
+        return ()
 
 
 def _stale(text: str, readme: Path) -> str:

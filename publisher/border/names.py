@@ -1,6 +1,6 @@
-"""Names as they come in: of tensors and modules. A name is never a path, a pattern or markup; here it becomes one line.
+"""Names of tensors and modules as they come in: here each becomes one line of text.
 
-Names of files inside a repository are in `paths`.
+A name is never a path, a pattern or markup. `paths` has the names of files inside a repository.
 """
 
 import unicodedata
@@ -8,7 +8,7 @@ from typing import Final
 
 from publisher.border.limits import LIMITS
 
-_REFUSED: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's general categories: controls, surrogates, breaks
+_CONTROLS: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's general categories: controls, surrogates, breaks
 
 
 def tensor_name(name: str) -> str:
@@ -24,11 +24,16 @@ def tensor_name(name: str) -> str:
             f"the name of a tensor has {len(name):,} characters (at most {LIMITS.name_characters}): "
             f"{shortened(name)} and so on"
         )
-    if any(unicodedata.category(character) in _REFUSED for character in name):
+    if has_control_character(name):
         raise ValueError(f"the name of a tensor holds a control character: {shortened(name)}")
     return name
 
 
+def has_control_character(text: str) -> bool:
+    """Return whether a text holds what no line of text can: a control character, half a character, a line break."""
+    return any(unicodedata.category(character) in _CONTROLS for character in text)
+
+
 def shortened(name: str, *, width: int = 60) -> str:
-    """Return the beginning of a name of any origin for a message, control characters by their escapes."""
+    """Return the beginning of a name of any origin for a message, with control characters as escapes."""
     return ascii(name[:width])

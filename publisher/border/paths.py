@@ -1,12 +1,11 @@
 """Names of files inside a repository, as somebody else has written them."""
 
-import unicodedata
 from typing import Final
 
 from publisher.border.limits import LIMITS
+from publisher.border.names import has_control_character
 
 _PART_BYTES: Final = 255  # of one folder's or file's name, which is what file systems take
-_UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's general categories: controls, surrogates, breaks
 
 
 def repository_path(text: str) -> str:
@@ -21,7 +20,7 @@ def repository_path(text: str) -> str:
         f"it is longer than {LIMITS.path_characters} characters": len(text) > LIMITS.path_characters,
         "it is absolute": text.startswith("/"),
         "it holds a backslash": "\\" in text,
-        "it holds a control character": any(unicodedata.category(character) in _UNPRINTABLE for character in text),
+        "it holds a control character": has_control_character(text),
         "one of its parts is empty, '.' or '..'": not {"", ".", ".."}.isdisjoint(parts),
         "one of its parts is .git": any(part.lower() == ".git" for part in parts),
         "one of its parts is longer than 255 bytes": any(

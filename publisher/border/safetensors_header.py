@@ -1,13 +1,15 @@
-"""The header of a safetensors file as it comes in: one reader for files on disk and for ranges of remote ones.
+"""The header of a safetensors file: one reader, for files on disk and for ranges of remote ones, and one writer.
 
 Format: 8 bytes little-endian length, then a JSON object of that length: `{name: {dtype, shape, data_offsets}}` and
 optionally `__metadata__`; then the bytes of the tensors, without a gap
-(https://huggingface.co/docs/safetensors/index#format). Whatever does not describe the file exactly is refused.
+(https://huggingface.co/docs/safetensors/index#format). A header that does not describe its file exactly is refused.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from publisher.border.json_text import parse_json_object
 from publisher.border.limits import LIMITS
@@ -15,25 +17,37 @@ from publisher.border.names import shortened, tensor_name
 
 LENGTH_BYTES: Final = 8
 METADATA: Final = "__metadata__"
+_ALIGNMENT: Final = 8  # bytes; of the first tensor
+
+
+class Dtype(NamedTuple):
+    """A dtype of safetensors: its name in torch, and the bytes that an element takes."""
+
+    torch: str
+    size: int
+
+
 DTYPES: Final = {
-    "BOOL": ("bool", 1),
-    "U8": ("uint8", 1),
-    "I8": ("int8", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "F8_E8M0": ("float8_e8m0fnu", 1),
-    "U16": ("uint16", 2),
-    "I16": ("int16", 2),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "U32": ("uint32", 4),
-    "I32": ("int32", 4),
-    "F32": ("float32", 4),
-    "U64": ("uint64", 8),
-    "I64": ("int64", 8),
-    "F64": ("float64", 8),
-    "C64": ("complex64", 8),
-}  # safetensors' names: torch's, and bytes per element
+    "BOOL": Dtype("bool", 1),
+    "U8": Dtype("uint8", 1),
+    "I8": Dtype("int8", 1),
+    "F8_E5M2": Dtype("float8_e5m2", 1),
+    "F8_E4M3": Dtype("float8_e4m3fn", 1),
+    "F8_E8M0": Dtype("float8_e8m0fnu", 1),
+    "I16": Dtype("int16", 2),
+    "U16": Dtype("uint16", 2),
+    "F16": Dtype("float16", 2),
+    "BF16": Dtype("bfloat16", 2),
+    "I32": Dtype("int32", 4),
+    "U32": Dtype("uint32", 4),
+    "F32": Dtype("float32", 4),
+    "C64": Dtype("complex64", 8),
+    "F64": Dtype("float64", 8),
+    "I64": Dtype("int64", 8),
+    "U64": Dtype("uint64", 8),
+}  # by safetensors' names, in the order in which its own writer sorts, from the last to the first
+LORA_DTYPES: Final = frozenset({"BF16", "F16", "F32"})  # of weights and factors that this tool computes with
+PEFT_DTYPES: Final = LORA_DTYPES | {"F64"}  # of factors that PEFT computes with
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,19 @@ class Entry:
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of a file says.
+
+    Attributes:
+        entries: each tensor by name, in the order of the header.
+        metadata: texts by name; None where the header has none.
+    """
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str] | None
 
 
 def header_length(first: bytes, *, file_size: int) -> int:
@@ -67,20 +94,20 @@ def header_length(first: bytes, *, file_size: int) -> int:
     return length
 
 
-def parse_header(text: bytes, *, file_size: int) -> dict[str, Entry]:
-    """Return what a header says of each tensor, by name, in the order of the header.
+def parse_header(text: bytes, *, file_size: int) -> Header:
+    """Return what a header says of each tensor.
 
     Args:
         text: the JSON header, without its length.
         file_size: bytes of the whole file.
 
     Returns:
-        The entries; their bytes fill the file after the header without gap or overlap.
+        The header; the bytes of its entries fill the file after it without gap or overlap.
 
     Raises:
         ValueError: it does not describe such a file; the message names the tensor.
     """
-    found = parse_header_object(text)
+    found, metadata = _parse_object(text)
     if len(found) > LIMITS.tensors:
         raise ValueError(f"it names {len(found):,} tensors; at most {LIMITS.tensors:,} are read")
     data = LENGTH_BYTES + len(text)
@@ -92,23 +119,21 @@ def parse_header(text: bytes, *, file_size: int) -> dict[str, Entry]:
         end = entry.stop
     if end != file_size:
         raise ValueError(f"its tensors end at byte {end:,} of {file_size:,}")
-    return entries
+    return Header(entries, metadata)
 
 
-def parse_header_object(text: bytes) -> dict[str, Any]:
-    """Return the header's JSON object without its metadata.
-
-    Raises:
-        ValueError: it is no JSON object, or its metadata are no texts by name.
-    """
+def _parse_object(text: bytes) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Return the header's JSON object without its metadata, and these."""
     try:
         found = parse_json_object(text, limit=LIMITS.header_bytes)
     except ValueError as error:
         raise ValueError(f"its header cannot be read: {error}") from None
-    metadata = found.pop(METADATA, {})
+    if METADATA not in found:
+        return found, None
+    metadata = found.pop(METADATA)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{METADATA} of its header is no mapping of names to texts")
-    return found
+    return found, metadata
 
 
 def _entry(name: str, value: object, *, data: int) -> Entry:
@@ -121,10 +146,35 @@ def _entry(name: str, value: object, *, data: int) -> Entry:
         raise ValueError(f"{shortened(name)} has the dtype {shortened(dtype)}, which is not known here")
     if len(shape) > LIMITS.dimensions or not all(map(_is_count, (*shape, start, stop))):
         raise ValueError(f"{shortened(name)} has a shape or offsets that are no whole numbers, or too many of them")
-    if stop - start != prod(shape) * DTYPES[dtype][1]:
+    if stop - start != prod(shape) * DTYPES[dtype].size:
         raise ValueError(f"{shortened(name)} has {stop - start:,} bytes, not those of its shape in {dtype}")
     return Entry(dtype, tuple(shape), data + start, data + stop)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], *, metadata: Mapping[str, str] | None) -> bytes:
+    """Return the beginning of a file, up to its first tensor.
+
+    Args:
+        tensors: dtype in safetensors' spelling and shape of each tensor, by name, in the order of their bytes.
+        metadata: texts by name; None for a header without metadata.
+
+    Returns:
+        The bytes that safetensors' own writer puts there.
+    """
+    found: dict[str, object] = {} if metadata is None else {METADATA: metadata}
+    start = 0
+    for name, (dtype, shape) in tensors.items():
+        stop = start + prod(shape) * DTYPES[dtype].size
+        found[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    return frame_header(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def frame_header(text: bytes) -> bytes:
+    """Return a header's text with its length in front, and spaces after it so that tensors begin at a whole word."""
+    padded = text + b" " * (-len(text) % _ALIGNMENT)
+    return len(padded).to_bytes(LENGTH_BYTES, "little") + padded

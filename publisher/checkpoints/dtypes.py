@@ -1,24 +1,25 @@
-"""The dtypes of safetensors in torch."""
+"""The dtypes of safetensors in torch.
 
-from typing import TYPE_CHECKING
+It refuses dtypes that the installed torch does not have.
+"""
+
+import torch
 
 from publisher.border.safetensors_header import DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import FetchError
 
-if TYPE_CHECKING:
-    import torch
+_NAMES = {getattr(torch, dtype.torch): name for name, dtype in DTYPES.items() if hasattr(torch, dtype.torch)}
 
 
-def torch_dtype(header: TensorHeader) -> "torch.dtype":
-    """The dtype of a tensor in memory.
+def torch_dtype(header: TensorHeader) -> torch.dtype:
+    """Return the dtype of a tensor in memory.
 
     Raises:
         FetchError: torch has none for it.
     """
-    import torch
-
-    found = getattr(torch, DTYPES.get(header.dtype, ("", 0))[0], None)
+    known = DTYPES.get(header.dtype)
+    found = getattr(torch, known.torch, None) if known else None
     if not isinstance(found, torch.dtype):
         raise FetchError(
             f"{header.file} holds tensors of dtype {header.dtype}, which torch {torch.__version__} cannot read",
@@ -26,3 +27,8 @@ def torch_dtype(header: TensorHeader) -> "torch.dtype":
             next_step="name a checkpoint in another format, or update torch",
         )
     return found
+
+
+def safetensors_dtype(dtype: torch.dtype) -> str:
+    """Return safetensors' name of a dtype of torch, as `BF16`."""
+    return _NAMES[dtype]

@@ -21,10 +21,14 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
-    """The file that leads to the weights: `model.safetensors`, or the index of its shards.
+    """Return the file that leads to the weights: `model.safetensors`, or the index of its shards.
+
+    Args:
+        names: of the files that are there.
+        where: the checkpoint, for the message.
 
     Raises:
-        FetchError: where neither is there, saying what is there instead.
+        FetchError: neither is there; the message says what is there instead.
     """
     for entry in (SINGLE, INDEX):
         if entry in names:
@@ -39,21 +43,25 @@ def weight_entry(names: Collection[str], *, where: str) -> str:
 
 
 def shards_of(index: Path) -> tuple[str, ...]:
-    """The shard files that an index names, sorted.
+    """Return the shard files that an index names, sorted.
 
     Raises:
-        FetchError: where the file is not such an index.
+        FetchError: the file is missing, or is not such an index.
     """
     return tuple(sorted(set(weight_map(index).values())))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json."""
+    """Return the content of the checkpoint's config.json.
+
+    Raises:
+        FetchError: it is missing, or holds no JSON object.
+    """
     return read_json(folder / MODEL_CONFIG)
 
 
 def checkpoint_files(folder: Path) -> tuple[str, ...]:
-    """Names of the files the checkpoint in this folder is made of: config, weights, and the index if sharded.
+    """Return the names of the files of the checkpoint in this folder: config, weights, and the index if sharded.
 
     Raises:
         FetchError: no such folder, no safetensors weights, or an index that cannot be read.
@@ -71,12 +79,15 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
 
 
 def companions(folder: Path, checkpoint: Collection[str]) -> list[Path]:
-    """What a folder holds beside these files, those of the checkpoint, sorted: head, code, tokenizer, processor."""
+    """Return what a folder holds beside the files of its checkpoint, sorted: head, code, tokenizer, processor."""
     return sorted(path for path in folder.iterdir() if path.name not in checkpoint)
 
 
 def companions_digest(folder: Path, checkpoint: Collection[str]) -> str:
-    """Of the files among them, by name and content: no commit fixes those of a local folder."""
+    """Return a digest of the files among the companions, by name and content.
+
+    No commit fixes those of a local folder.
+    """
     return digest_of([[file.name, sha256_of(file)] for file in companions(folder, checkpoint) if file.is_file()])
 
 
@@ -97,7 +108,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in this file.
+    """Return the JSON object in this file.
 
     Raises:
         FetchError: it is missing, or holds something else.

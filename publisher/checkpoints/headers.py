@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from publisher.border.files import open_regular
-from publisher.border.safetensors_header import LENGTH_BYTES, Entry, header_length, parse_header
+from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
 from publisher.checkpoints.files import INDEX, SINGLE, checkpoint_files, shards_of, weight_map
 from publisher.errors import FetchError
 
@@ -19,7 +19,14 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Of a weight in FP8: its own header, and the tensor with one scale for each block of (rows, columns)."""
+    """The scales of a weight in FP8.
+
+    Attributes:
+        weight: header of the weight as it is stored.
+        name: of the tensor with the scales.
+        header: of that tensor, which has one scale for each block.
+        block: rows and columns of a block.
+    """
 
     weight: "TensorHeader"
     name: str
@@ -29,11 +36,16 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What a file's header says of one tensor; `dtype` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
+    """What a file's header says of one tensor.
 
-    `sha256` is that of the file, where it is known: a tensor is the same in two files of one digest.
-    `start` and `stop` are offsets in that file. `scale` is set of a weight in FP8 that is read dequantised
-    (`dequantised`).
+    Attributes:
+        dtype: in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`).
+        shape: of the tensor.
+        file: that holds it.
+        sha256: of the file, where it is known: a tensor is the same in two files of one digest.
+        start: offset of its first byte in the file.
+        stop: offset of the byte after its last.
+        scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
     """
 
     dtype: str
@@ -46,34 +58,37 @@ class TensorHeader:
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Name, dtype and shape of every tensor of the checkpoint in this folder, sorted by name.
+    """Return the header of every tensor of the checkpoint in this folder, sorted by name.
 
     Raises:
         FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
     """
-    sharded = INDEX in checkpoint_files(folder)
-    headers = _sharded_headers(folder) if sharded else file_headers(folder / SINGLE)
+    if INDEX in checkpoint_files(folder):
+        entry = folder / INDEX
+        shards = {name: file_headers(_shard(entry, name)) for name in shards_of(entry)}
+        require_held(entry, shards)
+    else:
+        entry = folder / SINGLE
+        shards = {SINGLE: file_headers(entry)}
+    headers = {name: header for shard in shards.values() for name, header in shard.items()}
     if not headers:
         raise FetchError(
-            f"{folder / (INDEX if sharded else SINGLE)} holds no tensor",
+            f"{entry} holds no tensor",
             expected="the model's weights",
             next_step="download or save the checkpoint again",
         )
     return dict(sorted(headers.items()))
 
 
-def _sharded_headers(folder: Path) -> dict[str, TensorHeader]:
-    index = folder / INDEX
-    shards = {name: file_headers(_shard(index, name)) for name in shards_of(index)}
-    require_held(index, shards)
-    return {name: header for shard in shards.values() for name, header in shard.items()}
-
-
 def require_held(index: Path, shards: Mapping[str, Collection[str]]) -> None:
-    """Each tensor that the index names is in the shard it gives; `shards` has each one's tensors.
+    """Raise an error unless each tensor that the index names is in the shard it gives.
+
+    Args:
+        index: the file of the index.
+        shards: the names of the tensors in each shard.
 
     Raises:
-        FetchError: where one is not.
+        FetchError: a shard lacks one.
     """
     lost = sorted(name for name, shard in weight_map(index).items() if name not in shards[shard])
     if lost:
@@ -96,25 +111,31 @@ def _shard(index: Path, name: str) -> Path:
 
 
 def file_headers(file: Path) -> dict[str, TensorHeader]:
-    """Name, dtype and shape of every tensor of one safetensors file.
+    """Return the header of every tensor of one safetensors file, in the order of the file's header.
+
+    Raises:
+        FetchError: it is missing, cut short or no safetensors file.
+    """
+    entries = read_header(file)[1].entries
+    return {name: TensorHeader(one.dtype, one.shape, file, None, one.start, one.stop) for name, one in entries.items()}
+
+
+def read_header(file: Path) -> tuple[bytes, Header]:
+    """Return the bytes of a safetensors file before its first tensor, and what they say.
 
     Raises:
         FetchError: it is missing, cut short or no safetensors file.
     """
     try:
-        entries = _entries(file)
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            first = opened.read(LENGTH_BYTES)
+            text = opened.read(header_length(first, file_size=size))
+            return first + text, parse_header(text, file_size=size)
     except FileNotFoundError:
         raise FetchError(f"{file} is missing", next_step="download or save it again") from None
     except (OSError, ValueError) as error:
         raise _not_whole(file, error) from None
-    return {name: TensorHeader(one.dtype, one.shape, file, None, one.start, one.stop) for name, one in entries.items()}
-
-
-def _entries(file: Path) -> dict[str, Entry]:
-    with open_regular(file) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        length = header_length(opened.read(LENGTH_BYTES), file_size=size)
-        return parse_header(opened.read(length), file_size=size)
 
 
 def _not_whole(file: Path, error: OSError | ValueError) -> FetchError:
@@ -129,6 +150,6 @@ def _not_whole(file: Path, error: OSError | ValueError) -> FetchError:
 
 
 def _is_lfs_pointer(file: Path) -> bool:
-    """What a git clone without Git LFS puts in the place of the weights."""
+    """Return whether the file is what a git clone without Git LFS puts in the place of the weights."""
     with open_regular(file) as opened:
         return opened.read(len(_LFS_POINTER)) == _LFS_POINTER

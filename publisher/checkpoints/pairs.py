@@ -1,18 +1,45 @@
-"""Two checkpoints side by side: the base and the tuned one, and the tensors that both have."""
+"""Two checkpoints beside each other: the base and the tuned one, and the tensors that both have.
+
+It refuses nothing by itself. The base always comes first.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.records.checkpoint import Snapshot
 
+T = TypeVar("T")
+
+
+class Sides(NamedTuple, Generic[T]):
+    """The same thing of both checkpoints."""
+
+    base: T
+    tuned: T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPair:
+    """The tensor of one name in both checkpoints, with what it takes to read it on any machine."""
+
+    name: str
+    base: TensorHeader
+    tuned: TensorHeader
+
+    @property
+    def size(self) -> int:
+        """Bytes of the larger one, as stored."""
+        return max(header.stop - header.start for header in (self.base, self.tuned))
+
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """Source and base, in this order, opened for reading.
+class CheckpointPair:
+    """Both checkpoints, open for reading.
 
     Attributes:
         snapshots: what they are.
@@ -20,47 +47,36 @@ class Sides:
         readers: of their tensors.
     """
 
-    snapshots: tuple[Snapshot, Snapshot]
-    headers: tuple[Mapping[str, TensorHeader], Mapping[str, TensorHeader]]
-    readers: tuple[Reader, Reader]
+    snapshots: Sides[Snapshot]
+    headers: Sides[Mapping[str, TensorHeader]]
+    readers: Sides[Reader]
 
-    def pair(self, name: str) -> "TensorPair":
-        """The tensor that both have by this name."""
-        return TensorPair(name, *(headers[name] for headers in self.headers))
+    def tensors(self, name: str) -> TensorPair:
+        """Return the tensor that both have by this name."""
+        return TensorPair(name=name, base=self.headers.base[name], tuned=self.headers.tuned[name])
 
 
 @contextmanager
-def opened(source: Snapshot, base: Snapshot) -> Iterator[Sides]:
-    """Both checkpoints, with their headers read.
+def open_pair(*, base: Snapshot, tuned: Snapshot) -> Iterator[CheckpointPair]:
+    """Open both checkpoints for as long as the block runs, with their headers read.
 
     Raises:
-        FetchError, HubError: as `headers_of`.
+        FetchError, HubError: as `headers_of` and `reader_of`.
     """
-    snapshots, headers = (source, base), (headers_of(source), headers_of(base))
-    with reader_of(source, headers[0]) as sources, reader_of(base, headers[1]) as bases:
-        yield Sides(snapshots, headers, (sources, bases))
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPair:
-    """The tensor of one name on both sides, with what it takes to read it on any machine."""
-
-    name: str
-    source: TensorHeader
-    base: TensorHeader
-
-    @property
-    def size(self) -> int:
-        """Bytes of the larger one, as stored."""
-        return max(header.stop - header.start for header in (self.source, self.base))
+    headers = Sides[Mapping[str, TensorHeader]](base=headers_of(base), tuned=headers_of(tuned))
+    with reader_of(base, headers.base) as of_base, reader_of(tuned, headers.tuned) as of_tuned:
+        yield CheckpointPair(Sides(base=base, tuned=tuned), headers, Sides(base=of_base, tuned=of_tuned))
 
 
 @contextmanager
-def readers_of(snapshots: tuple[Snapshot, Snapshot], pairs: Sequence[TensorPair]) -> Iterator[tuple[Reader, Reader]]:
-    """Readers of source and base, for these tensors."""
-    source, base = snapshots
+def readers_of(snapshots: Sides[Snapshot], pairs: Sequence[TensorPair]) -> Iterator[Sides[Reader]]:
+    """Open readers of these tensors, on this or another machine, for as long as the block runs.
+
+    Raises:
+        FetchError: a local checkpoint is not on this machine.
+    """
     with (
-        reader_of(source, {pair.name: pair.source for pair in pairs}) as sources,
-        reader_of(base, {pair.name: pair.base for pair in pairs}) as bases,
+        reader_of(snapshots.base, {pair.name: pair.base for pair in pairs}) as of_base,
+        reader_of(snapshots.tuned, {pair.name: pair.tuned for pair in pairs}) as of_tuned,
     ):
-        yield sources, bases
+        yield Sides(base=of_base, tuned=of_tuned)

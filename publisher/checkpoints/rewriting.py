@@ -4,19 +4,19 @@ Where no tensor changes its dtype or shape, the header is copied too, so that eq
 keep their order. What is copied passes through in blocks; of what is replaced, one tensor is in memory.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
-from publisher.border.safetensors_header import DTYPES
+from publisher.border.safetensors_header import DTYPES, encode_header
+from publisher.checkpoints.headers import read_header
+from publisher.checkpoints.writing import write_tensor
 
 _BLOCK = 1 << 24  # bytes that are copied at once
-_ALIGNMENT = 8  # of the first tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,16 @@ class Replacement:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
-        return torch.Size(self.shape).numel() * DTYPES[self.dtype][1]
+        """Bytes that it takes in the file."""
+        return torch.Size(self.shape).numel() * DTYPES[self.dtype].size
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Bytes of the old file."""
+    """A tensor of the old file, which stays as it is: its header, and where its bytes are."""
 
+    dtype: str
+    shape: tuple[int, ...]
     start: int
     stop: int
 
@@ -46,10 +48,16 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A file as it will be: its header, and its tensors in order."""
+class RewrittenFile:
+    """A file as it will be.
 
-    source: Path
+    Attributes:
+        original: the file that is rewritten.
+        header: the bytes before the first tensor.
+        pieces: what becomes of each tensor, by name, in order.
+    """
+
+    original: Path
     header: bytes
     pieces: Mapping[str, Replacement | _Copy]
 
@@ -64,69 +72,45 @@ class Shard:
         return sum(piece.size for piece in self.pieces.values())
 
     def write(self, path: Path) -> Iterator[str]:
-        """Write the file, safe on disk at the end; the name of each tensor before it is worked on."""
-        with self.source.open("rb") as old, path.open("xb") as new:
+        """Write the file, safe on disk at the end.
+
+        Yields:
+            The name of each tensor before it is written.
+        """
+        with self.original.open("rb") as old, path.open("xb") as new:
             new.write(self.header)
             for name, piece in self.pieces.items():
                 yield name
-                _write(piece, old, new)
+                if isinstance(piece, Replacement):
+                    write_tensor(new, piece.load())
+                else:
+                    _copy(piece, old, new)
             new.flush()
             os.fsync(new.fileno())
 
 
-def planned(source: Path, replaced: Mapping[str, Replacement | None]) -> Shard:
-    """The file with these tensors replaced, or left out where there is nothing in their place.
+def rewritten(original: Path, replaced: Mapping[str, Replacement | None]) -> RewrittenFile:
+    """Return the file with these tensors replaced, or left out where None takes their place.
 
     Args:
-        source: a safetensors file that was found whole.
+        original: a safetensors file.
         replaced: by name; names of other files may be among them.
+
+    Raises:
+        FetchError: the file is missing, cut short or no safetensors file.
     """
-    raw, entries = _header(source)
-    metadata = entries.pop("__metadata__", None)
-    ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+    before, header = read_header(original)
     pieces: dict[str, Replacement | _Copy] = {}
-    for name, entry in ordered:
-        piece = replaced.get(name, _Copy(*(len(raw) + offset for offset in entry["data_offsets"])))
+    for name, entry in sorted(header.entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        piece = replaced.get(name, _Copy(entry.dtype, entry.shape, entry.start, entry.stop))
         if piece is not None:
             pieces[name] = piece
-    if all(_is_alike(pieces.get(name), entry) for name, entry in entries.items()):
-        return Shard(source, raw, pieces)
-    return Shard(source, _new_header(entries, pieces, metadata=metadata), pieces)
+    kinds = {name: (piece.dtype, piece.shape) for name, piece in pieces.items()}
+    if kinds == {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}:
+        return RewrittenFile(original, before, pieces)
+    return RewrittenFile(original, encode_header(kinds, metadata=header.metadata), pieces)
 
 
-def _header(source: Path) -> tuple[bytes, dict[str, Any]]:
-    """The file's beginning up to the first tensor, and what it says."""
-    with source.open("rb") as file:
-        length = file.read(8)
-        text = file.read(int.from_bytes(length, "little"))
-    return length + text, json.loads(text)
-
-
-def _is_alike(piece: Replacement | _Copy | None, entry: Mapping[str, Any]) -> bool:
-    if isinstance(piece, Replacement):
-        return (piece.dtype, piece.shape) == _kind(entry)
-    return piece is not None
-
-
-def _new_header(entries: Mapping[str, Any], pieces: Mapping[str, Replacement | _Copy], *, metadata: object) -> bytes:
-    found: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
-    start = 0
-    for name, piece in pieces.items():
-        kind = (piece.dtype, piece.shape) if isinstance(piece, Replacement) else _kind(entries[name])
-        found[name] = {"dtype": kind[0], "shape": kind[1], "data_offsets": [start, start + piece.size]}
-        start += piece.size
-    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _kind(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    return entry["dtype"], tuple(entry["shape"])
-
-
-def _write(piece: Replacement | _Copy, old: BinaryIO, new: BinaryIO) -> None:
-    if isinstance(piece, Replacement):
-        new.write(piece.load().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return
+def _copy(piece: _Copy, old: BinaryIO, new: BinaryIO) -> None:
     old.seek(piece.start)
     new.writelines(old.read(min(_BLOCK, piece.stop - start)) for start in range(piece.start, piece.stop, _BLOCK))

@@ -19,7 +19,9 @@ from publisher.records.checkpoint import Snapshot
 
 
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
-    """Name, dtype, shape and the file's digest of every tensor, sorted by name; FP8 weights with scales dequantised.
+    """Return the header of every tensor, with the digest of its file, sorted by name.
+
+    FP8 weights with scales have the headers of the bfloat16 weights that they are read as.
 
     Raises:
         FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
@@ -38,10 +40,16 @@ def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
 
 @contextmanager
 def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterator[Reader]:
-    """What reads the snapshot's tensors; `headers` as from `headers_of`, of all of them or of some.
+    """Open a reader of the snapshot's tensors for as long as the block runs.
 
-    The headers may come from another machine. One that has not the snapshot's folder reads a checkpoint of the Hub
-    there.
+    A machine without the snapshot's folder reads a checkpoint of the Hub from there.
+
+    Args:
+        snapshot: the checkpoint.
+        headers: as from `headers_of`, of all its tensors or of some, made on this or another machine.
+
+    Yields:
+        The reader.
 
     Raises:
         FetchError: a local checkpoint is not on this machine.
@@ -61,7 +69,7 @@ def _is_remote(snapshot: Snapshot) -> bool:
 
 
 def not_here(snapshot: Snapshot) -> FetchError:
-    """A local checkpoint is not on this machine, which is one of several."""
+    """Return the error that a local checkpoint is not on this machine, which is one of several."""
     return FetchError(
         f"there is no {snapshot.folder} on {socket.gethostname()}",
         expected="a local checkpoint at the same path on every machine of the cluster",
@@ -69,6 +77,6 @@ def not_here(snapshot: Snapshot) -> FetchError:
     )
 
 
-def elsewhere(snapshot: Snapshot) -> Snapshot:
-    """As another process may look for it, which works in another folder."""
-    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})
+def absolute(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with an absolute path, for a process that works in another folder."""
+    return Snapshot(checkpoint=snapshot.checkpoint, folder=snapshot.folder.absolute(), streamed=snapshot.streamed)

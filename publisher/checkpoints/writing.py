@@ -1,25 +1,20 @@
 """Writes safetensors files one tensor at a time: byte for byte what safetensors itself writes, without all in memory.
 
-It refuses nothing by itself. A full disk is told as one, which safetensors' own error does not.
+It refuses nothing by itself. A full disk is reported as one, which safetensors' own error does not do.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
+from publisher.border.safetensors_header import DTYPES, encode_header
+from publisher.checkpoints.dtypes import safetensors_dtype
 from publisher.records.files import atomic
 
-_DTYPES = {  # in the order safetensors sorts by
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-}
-_ALIGNMENT = 8  # of the first tensor
+_RANKS = {name: rank for rank, name in enumerate(DTYPES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +27,28 @@ class Planned:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Bytes that it takes in the file."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Planned]) -> None:
-    """Write the file atomically: tensors by dtype, widest first, then by name, with `{"format": "pt"}`.
+    """Write the file atomically, with `{"format": "pt"}` as its metadata, in the order of safetensors' own writer.
+
+    That order is by dtype, from the last of `DTYPES` to the first, and then by name.
 
     Raises:
         NoRoomError: the disk is full.
     """
-    rank = list(_DTYPES)
-    ordered = dict(sorted(tensors.items(), key=lambda item: (rank.index(item[1].dtype), item[0])))
-    header = _header(ordered)
-    size = len(header) + sum(planned.size for planned in ordered.values())
+    dtypes = {name: safetensors_dtype(planned.dtype) for name, planned in tensors.items()}
+    order = sorted(tensors, key=lambda name: (-_RANKS[dtypes[name]], name))
+    header = encode_header({name: (dtypes[name], tensors[name].shape) for name in order}, metadata={"format": "pt"})
+    size = len(header) + sum(planned.size for planned in tensors.values())
     with atomic(path, size=size) as partial, partial.open("wb") as file:
         file.write(header)
-        for planned in ordered.values():
-            file.write(planned.load().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for name in order:
+            write_tensor(file, tensors[name].load())
 
 
-def _header(tensors: Mapping[str, Planned]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name, planned in tensors.items():
-        offsets = [start, start + planned.size]
-        entries[name] = {"dtype": _DTYPES[planned.dtype], "shape": planned.shape, "data_offsets": offsets}
-        start = offsets[1]
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+def write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
+    """Write the bytes of a tensor on the CPU, row by row, as a safetensors file has them."""
+    file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

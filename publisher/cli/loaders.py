@@ -46,7 +46,7 @@ class Judged:
         ]
 
     def to_json(self) -> str:
-        """Return canonical JSON: label by label, the verdicts as the artefacts have them."""
+        """Return canonical JSON: label by label, the verdicts as loaders.json has them."""
         found = {label: [one.model_dump(mode="json") for one in each] for label, each in self.verdicts.items()}
         return canonical_json(found)
 

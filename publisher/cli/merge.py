@@ -19,7 +19,7 @@ from publisher.checkpoints.downloads import fetch_companions
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.reading import TensorReader
-from publisher.checkpoints.rewriting import Shard, planned
+from publisher.checkpoints.rewriting import RewrittenFile, rewritten
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.errors import ManifestError, MergeError
 from publisher.manifest.reading import load_manifest
@@ -91,7 +91,7 @@ def _merged(extraction: Extraction, base: Snapshot, *, staged: Path, request: Re
             )
         replaced = replacements(parts, again_fp8=request.fp8)
         names = sorted({header.file.name for header in read_headers(base.folder).values()})
-        shards = {name: planned(base.folder / name, replaced) for name in names}
+        shards = {name: rewritten(base.folder / name, replaced) for name in names}
         shards = {name: shard for name, shard in shards.items() if shard.pieces}
         _write(shards, base.folder, out=request.out, progress=progress)
         return _told(parts, shards, request=request)
@@ -153,7 +153,7 @@ def _parts(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iterator[
 # --- the folder ---------------------------------------------------------------------------------------------
 
 
-def _write(shards: Mapping[str, Shard], base: Path, *, out: Path, progress: Progress) -> None:
+def _write(shards: Mapping[str, RewrittenFile], base: Path, *, out: Path, progress: Progress) -> None:
     """Every file into a folder beside `out`, which takes its name when all of them are on disk."""
     others = [file for file in sorted(base.iterdir()) if _is_copied(file)]
     size = sum(shard.size for shard in shards.values()) + sum(file.stat().st_size for file in others)
@@ -175,7 +175,7 @@ def _is_copied(file: Path) -> bool:
     return file.is_file() and file.suffix not in _NOT_COPIED and not file.name.startswith(".") and file.name != _CARD
 
 
-def _write_json(shards: Mapping[str, Shard], base: Path, *, folder: Path) -> None:
+def _write_json(shards: Mapping[str, RewrittenFile], base: Path, *, folder: Path) -> None:
     """The index and config.json where the tensors are not those of before; otherwise they are copies."""
     before = {name: header.dtype for name, header in read_headers(base).items()}
     after = {name: shard_name for shard_name, shard in shards.items() for name in shard.pieces}
@@ -222,7 +222,7 @@ def _require_room(place: Path, size: int) -> None:
         raise no_room(place.parent, name=place.name, size=size, reason="seen beforehand")
 
 
-def _told(parts: Parts, shards: Mapping[str, Shard], *, request: Request) -> Merged:
+def _told(parts: Parts, shards: Mapping[str, RewrittenFile], *, request: Request) -> Merged:
     summary = parts.extraction.summary
     restored = summary.recovery.share if summary.recovery else summary.exact_share
     wide = any(parts.base[f"{module.name}.weight"].dtype == "F32" for module in parts.extraction.modules)

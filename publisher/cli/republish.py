@@ -17,7 +17,7 @@ from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest
 from publisher.pipeline.stages.push import Target, carry_out, preflight
 from publisher.records.checkpoint import FileDigest
-from publisher.records.filenames import CARD, EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import CARD, EXTRACTION, LOADERS, MANIFEST, VERIFICATION
 from publisher.records.files import write_text
 from publisher.records.publication import CommitPlan, PushOutcome
 from publisher.release.card import card_files, check_card
@@ -70,7 +70,7 @@ def _require_unsigned(manifest: Manifest) -> None:
 
 def _download(manifest: Manifest, head: str, *, remote: tuple[RemoteFile, ...], root: Path, at: Destination) -> None:
     folders = [variant.path.removeprefix("/") for variant in manifest.variants]
-    wanted = {CARD, *(f"{folder}{name}" for folder in folders for name in (EXTRACTION, VERIFICATION))}
+    wanted = {CARD, *(f"{folder}{name}" for folder in folders for name in (EXTRACTION, LOADERS, VERIFICATION))}
     names = sorted(wanted & {file.path for file in remote})
     fetched = hub.download_all(manifest.repo, head, filenames=names, cache=root / "cache", at=at)
     for name in names:

@@ -11,9 +11,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from publisher.checkpoints.pairs import Sides
 from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted
-from publisher.records.extraction import ModuleExtraction
+from publisher.records.extraction import ModuleFigures
 
 UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
 NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds
@@ -23,12 +24,12 @@ _BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no m
 _NEXT = "correct base in the manifest to the model that the source was trained from"
 
 
-def require_kin(changed: Sequence[str], readers: tuple[Reader, Reader]) -> None:
+def require_kin(changed: Sequence[str], readers: Sides[Reader]) -> None:
     """The source's weights are the base's with something added, by a few of those that changed.
 
     Args:
         changed: names of the linear weights that differ, at least one.
-        readers: of source and base.
+        readers: of both checkpoints.
 
     Raises:
         ExtractionError: most of them have nothing in common.
@@ -45,14 +46,14 @@ def require_kin(changed: Sequence[str], readers: tuple[Reader, Reader]) -> None:
         )
 
 
-def _cosine(name: str, readers: tuple[Reader, Reader]) -> float:
+def _cosine(name: str, readers: Sides[Reader]) -> float:
     """Of the beginnings of both as vectors; not finite where one is zero or holds NaN, which others judge."""
     f, w = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
     lengths = float(f.norm()) * float(w.norm())
     return float(f @ w) / lengths if lengths > 0 else math.nan
 
 
-def require_low_rank(modules: Sequence[ModuleExtraction], *, found: bool) -> None:
+def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
     """Most fits hold something that is not noise.
 
     Args:
@@ -81,7 +82,7 @@ def require_low_rank(modules: Sequence[ModuleExtraction], *, found: bool) -> Non
         )
 
 
-def _is_like_noise(module: ModuleExtraction) -> bool:
+def _is_like_noise(module: ModuleFigures) -> bool:
     """Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn)."""
     rows, columns = module.shape
     of_noise = module.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)

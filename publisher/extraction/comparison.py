@@ -17,7 +17,7 @@ import torch
 from publisher.checkpoints import fp8
 from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
-from publisher.checkpoints.pairs import Sides, TensorPair, readers_of
+from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, readers_of
 from publisher.checkpoints.reading import Reader
 from publisher.engines import Begin, Engine, Tell
 from publisher.errors import ExtractionError, counted, listed
@@ -66,14 +66,14 @@ class Comparison:
 
 
 def compare(
-    sides: Sides, *, ignore: Sequence[str], carry: Sequence[str] = (), engine: Engine, progress: Progress
+    both: CheckpointPair, *, ignore: Sequence[str], carry: Sequence[str] = (), engine: Engine, progress: Progress
 ) -> Comparison:
     """Headers first, then bytes; a tensor that is equal is read once, one that differs only up to there.
 
     Tensors in files of one digest are equal, and are not read.
 
     Args:
-        sides: source and base.
+        both: base and tuned, open for reading.
         ignore: the manifest's adapter.ignore.
         carry: the manifest's adapter.carry.
         engine: what reads and compares.
@@ -82,16 +82,16 @@ def compare(
     Raises:
         ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
     """
-    source, base = sides.headers
+    base, source = both.headers
     mismatched = preflight(source, base, ignore=ignore)
     shared = [name for name in source if name in base and source[name].shape == base[name].shape]
-    different = _different(sides, shared, engine=engine, progress=progress)
+    different = _different(both, shared, engine=engine, progress=progress)
     kept = [name for name in different if not named_by(name, ignore)]
     whole = carried_modules(kept, source, base=base, carry=carry)
     inside = [name for tensors in whole.values() for name in tensors]
     changed = tuple(name for name in kept if name not in inside)
     _require_change(changed, different)
-    weighing = partial(weighed, sides, engine=engine, progress=progress)
+    weighing = partial(weighed, both, engine=engine, progress=progress)
     _require_carriable(changed, source, squares=lambda: weighing(different))
     layers, layers_total = layers_of(changed, source)
     ignored = [name for name in different if named_by(name, ignore)]
@@ -103,20 +103,20 @@ def compare(
         left_out=(*mismatched, *(_left_out(name, squares[name]) for name in ignored)),
         layers=layers,
         layers_total=layers_total,
-        carried=tuple(_carried(module, tensors, sides=sides, squares=squares) for module, tensors in whole.items()),
+        carried=tuple(_carried(module, tensors, both=both, squares=squares) for module, tensors in whole.items()),
         fp8=tuple(side for side, headers in (("source", source), ("base", base)) if _in_fp8(changed, headers)),
     )
 
 
-def _different(sides: Sides, shared: Sequence[str], *, engine: Engine, progress: Progress) -> list[str]:
+def _different(both: CheckpointPair, shared: Sequence[str], *, engine: Engine, progress: Progress) -> list[str]:
     """Those of the tensors that differ, in the order given."""
-    pairs = [pair for pair in map(sides.pair, shared) if not _one_file(pair.source, pair.base)]
+    pairs = [pair for pair in map(both.tensors, shared) if not _one_file(pair.tuned, pair.base)]
     found, done = set[str](), len(shared) - len(pairs)
 
     def tell(what: str) -> None:
         progress(what, done, len(shared))
 
-    with engine.run(Comparing(sides.snapshots), _groups(pairs), tell=tell) as results:
+    with engine.run(Comparing(both.snapshots), _groups(pairs), tell=tell) as results:
         for group, different in results:
             found |= different
             done += len(group)
@@ -126,7 +126,7 @@ def _different(sides: Sides, shared: Sequence[str], *, engine: Engine, progress:
 def _groups(pairs: Iterable[TensorPair]) -> list[Group]:
     """In the order of the source's files, so many together that handing them out costs nothing beside reading them."""
     groups, size = list[list[TensorPair]](), _GROUP
-    for pair in sorted(pairs, key=lambda pair: (pair.source.file, pair.source.start, pair.name)):
+    for pair in sorted(pairs, key=lambda pair: (pair.tuned.file, pair.tuned.start, pair.name)):
         if size >= _GROUP:
             groups.append([])
             size = 0
@@ -256,28 +256,29 @@ def _one_file(source: TensorHeader, base: TensorHeader) -> bool:
     return _one_file(ours.weight, theirs.weight) and _one_file(ours.header, theirs.header)
 
 
-def same(name: str, readers: tuple[Reader, Reader]) -> bool:
+def same(name: str, readers: Sides[Reader]) -> bool:
     """Whether both sides hold the same tensor; of one in FP8, also where it is the other's quantisation."""
     if _equal_blocks(name, readers):
         return True
     quantised = [step for reader in readers if (step := steps(name, reader)) is not None]
     if len(quantised) != 1:
         return False
-    source, base = (reader.read(name) for reader in readers)
-    return fp8.within(source, base, quantised[0])
+    base, tuned = (reader.read(name) for reader in readers)
+    return fp8.within(base, tuned, steps=quantised[0])
 
 
-def _equal_blocks(name: str, readers: tuple[Reader, Reader]) -> bool:
+def _equal_blocks(name: str, readers: Sides[Reader]) -> bool:
     """Block by block as `equal` means it, up to the first that differs."""
-    return all(equal(*blocks) for blocks in zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True))
+    blocks = zip(*(reader.blocks(name, _BLOCK) for reader in readers), strict=True)
+    return all(equal(base=base, tuned=tuned) for base, tuned in blocks)
 
 
-def equal(source: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether both hold the same bytes, once the base is cast to the source's dtype.
+def equal(*, base: torch.Tensor, tuned: torch.Tensor) -> bool:
+    """Return whether both hold the same bytes, once the base is cast to the dtype of the tuned one.
 
     Zeros of either sign are the same value: an update of nothing is no update.
     """
-    ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (source, base.to(source.dtype)))
+    ours, theirs = (tensor.contiguous().reshape(-1) for tensor in (tuned, base.to(tuned.dtype)))
     return _same_bytes(ours, theirs) or torch.equal(ours, theirs)
 
 
@@ -340,23 +341,23 @@ def _left_out(name: str, square: float) -> LeftOut:
     return LeftOut(name=name, reason="differs", norm=math.sqrt(square))
 
 
-def _carried(module: str, tensors: tuple[str, ...], *, sides: Sides, squares: Mapping[str, float]) -> Carried:
+def _carried(module: str, tensors: tuple[str, ...], *, both: CheckpointPair, squares: Mapping[str, float]) -> Carried:
     for name in tensors:
-        if not math.isfinite(squares[name]) and not bool(torch.isfinite(sides.readers[0].read(name)).all()):
+        if not math.isfinite(squares[name]) and not bool(torch.isfinite(both.readers.tuned.read(name)).all()):
             raise ExtractionError(
                 f"{name} holds NaN or infinity in the source",
                 expected="finite weights",
                 next_step="check that checkpoint; it is damaged or its training diverged",
             )
     norm = math.sqrt(sum(squares[name] for name in tensors))
-    parameters = sum(math.prod(sides.headers[0][name].shape) for name in tensors)
+    parameters = sum(math.prod(both.headers.tuned[name].shape) for name in tensors)
     return Carried(module=module, tensors=tensors, tied=(), parameters=parameters, norm=norm)
 
 
 # --- how much differs ---------------------------------------------------------------------------------------
 
 
-def weighed(sides: Sides, names: Sequence[str], *, engine: Engine, progress: Progress) -> dict[str, float]:
+def weighed(both: CheckpointPair, names: Sequence[str], *, engine: Engine, progress: Progress) -> dict[str, float]:
     """For each of these tensors the sum of squares of source minus base, the base first cast to the source's dtype.
 
     Not finite where either side holds NaN or infinity.
@@ -366,9 +367,9 @@ def weighed(sides: Sides, names: Sequence[str], *, engine: Engine, progress: Pro
     def tell(what: str) -> None:
         progress(what, len(found), len(names))
 
-    pairs = [sides.pair(name) for name in names]
+    pairs = [both.tensors(name) for name in names]
     if pairs:
-        with engine.run(Weighing(sides.snapshots), pairs, tell=tell) as results:
+        with engine.run(Weighing(both.snapshots), pairs, tell=tell) as results:
             for pair, square in results:  # one by one, as progress counts them
                 found[pair.name] = square
     return {name: found[name] for name in names}
@@ -400,16 +401,16 @@ class Weighing(PairJob[TensorPair, float]):
     def _square(self, pair: TensorPair) -> float:
         with readers_of(self.snapshots, [pair]) as readers:
             blocks = zip(*(reader.blocks(pair.name, _BLOCK) for reader in readers), strict=True)
-            return sum(_squared(ours, theirs) for ours, theirs in blocks)
+            return sum(_squared(base=base, tuned=tuned) for base, tuned in blocks)
 
 
-def _squared(source: torch.Tensor, base: torch.Tensor) -> float:
-    return float((source.float() - base.to(source.dtype).float()).double().square().sum())
+def _squared(*, base: torch.Tensor, tuned: torch.Tensor) -> float:
+    return float((tuned.float() - base.to(tuned.dtype).float()).double().square().sum())
 
 
 def _compared(pair: TensorPair) -> int:
     """Bytes that it takes to look at both sides: a few blocks, or the whole tensor where FP8 is dequantised."""
-    in_fp8 = pair.source.scale is not None or pair.base.scale is not None
+    in_fp8 = pair.tuned.scale is not None or pair.base.scale is not None
     return _BLOCKS + (_DEQUANTISED * pair.size if in_fp8 else 0)
 
 

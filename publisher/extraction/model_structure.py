@@ -16,7 +16,7 @@ from typing import Any
 
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
-from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.comparison import Comparison, compare, shares, weighed
@@ -48,12 +48,12 @@ class Structure:
     shapes: Mapping[str, tuple[int, int]]
 
 
-def compared(variant: Variant, sides: Sides, *, engine: Engine, progress: Progress) -> Comparison:
+def compared(variant: Variant, both: CheckpointPair, *, engine: Engine, progress: Progress) -> Comparison:
     """What differs between source and base, by headers and bytes and, where there is reason, by the model class.
 
     Args:
         variant: the manifest's entry.
-        sides: source and base.
+        both: base and tuned, open for reading.
         engine: what reads and compares.
         progress: told of each tensor.
 
@@ -61,27 +61,27 @@ def compared(variant: Variant, sides: Sides, *, engine: Engine, progress: Progre
         ExtractionError, ValidationError: as `compare` and `judged`.
     """
     settings = variant.adapter
-    seen = compare(sides, ignore=settings.ignore, carry=settings.carry, engine=engine, progress=progress)
-    weigh = partial(weighed, sides, engine=engine, progress=progress)
-    return judged(seen, variant.model_class, sides=sides, weigh=weigh)
+    seen = compare(both, ignore=settings.ignore, carry=settings.carry, engine=engine, progress=progress)
+    weigh = partial(weighed, both, engine=engine, progress=progress)
+    return judged(seen, variant.model_class, both=both, weigh=weigh)
 
 
 def judged(
-    seen: Comparison, model_class: str, *, sides: Sides, weigh: Callable[[Sequence[str]], Mapping[str, float]]
+    seen: Comparison, model_class: str, *, both: CheckpointPair, weigh: Callable[[Sequence[str]], Mapping[str, float]]
 ) -> Comparison:
     """The comparison with what the class adds to it, where there is reason to ask.
 
     Args:
         seen: what the checkpoints tell.
         model_class: the manifest's.
-        sides: source and base, whose folder has its config.json.
+        both: base and tuned; the base's folder has its config.json.
         weigh: gives the squares of the update in tensors, for a message.
 
     Raises:
         ExtractionError: changed weights are no linear modules of the class.
         ValidationError: transformers has no such class, or it is not for this configuration.
     """
-    headers, base = sides.headers[0], sides.snapshots[1].folder
+    headers, base = both.headers.tuned, both.snapshots.base.folder
     if not (seen.carried or in_doubt(seen.changed, headers, config=read_config(base), model_class=model_class)):
         return seen
     found = structure_of(model_class, base)

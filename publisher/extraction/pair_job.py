@@ -1,20 +1,20 @@
-"""What all jobs on tensors of source and base share. Apart from `snapshots`, which is imported without torch."""
+"""What all jobs on tensors of base and tuned share."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from publisher.checkpoints.snapshots import elsewhere
+from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.snapshots import absolute
 from publisher.engines import Job, Result, Unit
 from publisher.records.checkpoint import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class PairJob(Job[Unit, Result]):
-    """A job that reads tensors of source and base, wherever it is done."""
+    """A job that reads tensors of base and tuned, wherever it is done."""
 
-    snapshots: tuple[Snapshot, Snapshot]
+    snapshots: Sides[Snapshot]
 
     def packed(self) -> Self:
-        """With absolute paths."""
-        source, base = map(elsewhere, self.snapshots)
-        return replace(self, snapshots=(source, base))
+        """Return the job with absolute paths."""
+        return replace(self, snapshots=Sides(*map(absolute, self.snapshots)))

@@ -10,14 +10,13 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from huggingface_hub import close_session, constants, set_client_factory
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import close_session, constants, get_session, set_client_factory
 
 from publisher.border.escape import for_terminal
 from publisher.border.limits import LIMITS
@@ -66,8 +65,9 @@ _embedded: set[str] = set()  # origins of the local Hubs that this very process 
 
 
 def install() -> None:
-    """Give huggingface_hub this client from now on."""
-    set_client_factory(_client)
+    """Give huggingface_hub this client from now on; the hooks of the client that it had so far stay in use."""
+    usual = get_session().event_hooks["request"]  # they hold offline mode, and number the requests
+    set_client_factory(lambda: _client(usual))
 
 
 @contextlib.contextmanager
@@ -103,18 +103,15 @@ def embedded(endpoint: str) -> Iterator[None]:
         close_session()
 
 
-def _client() -> httpx.Client:
-    client = default_client_factory()
-    usual = client.event_hooks["request"]
-
+def _client(usual: Sequence[Callable[[httpx.Request], object]]) -> httpx.Client:
     def departing(request: httpx.Request) -> None:
         if _origin(str(request.url)) not in _same_machine():
-            for hook in usual:  # which hold offline mode
+            for hook in usual:
                 hook(request)
         _before(request)
 
-    client.event_hooks = {"request": [departing], "response": [_after]}
-    return client
+    hooks: dict[str, list[Callable[..., Any]]] = {"request": [departing], "response": [_after]}
+    return httpx.Client(event_hooks=hooks, follow_redirects=True, timeout=LIMITS.answer_seconds)
 
 
 def _before(request: httpx.Request) -> None:

@@ -157,13 +157,13 @@ ClassName = Annotated[str, AfterValidator(_identifier)]
 """The name of a class of transformers."""
 
 
-class Model(BaseModel):
-    """A mapping of fields: frozen and strict, and an unknown key is an error."""
+class Section(BaseModel):
+    """A mapping of fields in a manifest: frozen and strict, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Energy(Model):
+class Energy(Section):
     """A rank by the share of the update that it holds."""
 
     energy: Annotated[float, Field(gt=0, lt=1)]

@@ -1,4 +1,4 @@
-"""What pydantic says of a manifest, in our words."""
+"""The problems that pydantic finds in a manifest, in words that say what to write instead."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -29,7 +29,13 @@ from publisher.manifest.schema import (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with one manifest."""
+    """One thing wrong with one manifest.
+
+    Attributes:
+        file: the manifest.
+        field: the field's place, such as `variants[0].source.repo`; empty where it is the file as a whole.
+        what: what is wrong, and what to do.
+    """
 
     file: Path
     field: str

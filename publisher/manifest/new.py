@@ -1,8 +1,8 @@
 """`publish new`: a first manifest, written after reading the headers of both checkpoints.
 
-Names, dtypes and shapes are read, on the Hub by range requests; no weight is. It refuses a pair that cannot be a
-fine-tune and its base: no weight in common, or weights of different shapes. What no checkpoint can tell, the text
-marks with `edit:`.
+Names, dtypes and shapes are read, on the Hub by range requests; no weight is. It refuses a pair that cannot be a base
+and its fine-tune: no weight in common, or weights of different shapes. What no checkpoint can tell, the text marks with
+`edit:`.
 """
 
 import os
@@ -60,40 +60,53 @@ card:
   summary: The LoRA adapter inside {slug}, taken back out of its merged weights. # edit: one sentence
 """
 
-Headers = dict[str, tuple[str, tuple[int, ...]]]
+_Headers = dict[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What a manifest needs to know of a checkpoint; `headers` are (dtype, shape) by tensor name."""
+    """What a manifest needs to know of a checkpoint.
+
+    Attributes:
+        shown: what messages call it.
+        name: the last part of its folder or repository.
+        reference: the fields of its reference in the manifest: path, or repo and revision.
+        headers: dtype and shape of each tensor, by name.
+    """
 
     shown: str
     name: str
     reference: dict[str, str]
-    headers: Headers
+    headers: _Headers
 
 
-def new_manifest(source: str, base: str) -> str:
-    """Text of a manifest for two checkpoints: local folders, or `owner/name` or `owner/name@revision` on the Hub.
+def new_manifest(*, base: str, tuned: str) -> str:
+    """Return the text of a manifest for two checkpoints, after reading their headers.
+
+    Args:
+        base: the model that the fine-tune was made from: a local folder, or `owner/name` or `owner/name@revision` on
+            the Hub.
+        tuned: the merged fine-tune, named in the same way.
 
     Raises:
         ExtractionError: no weight matrix in common, or shapes that differ (the first ten are named).
-        FetchError, HubError: a checkpoint is missing, damaged or out of reach.
+        FetchError: a checkpoint is missing or damaged.
+        HubError: a checkpoint is out of reach.
         PublisherError: a config.json without architectures, or no tensor in a dtype an adapter can have.
     """
-    tuned, original = _checkpoint(source), _checkpoint(base)
-    weights = _common_weights(tuned, original)
-    config = _config(tuned)
-    model_class = _model_class(config, tuned)
+    fine_tune, original = _checkpoint(tuned), _checkpoint(base)
+    weights = _common_weights(base=original, tuned=fine_tune)
+    config = _config(fine_tune)
+    model_class = _model_class(config, fine_tune)
     return _MANIFEST.format(
         weights=weights,
-        slug=_slug(tuned.name),
-        license=_license_line(tuned),
-        label=_scalar(tuned.name),
-        source=_reference_lines(tuned),
+        slug=_slug(fine_tune.name),
+        license=_license_line(fine_tune),
+        label=_scalar(fine_tune.name),
+        source=_reference_lines(fine_tune),
         base=_reference_lines(original),
         model_class=model_class,
-        dtype=_dtype(tuned),
+        dtype=_dtype(fine_tune),
         task_type=_task_type(model_class, config),
     )
 
@@ -118,7 +131,7 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     commit = revision if is_commit_id(revision) else hub.resolve_revision(repo, revision)
     entry = weight_entry({file.path for file in hub.list_files(repo, commit)}, where=f"{repo}@{commit[:8]}")
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
-    headers: Headers = {}
+    headers: _Headers = {}
     for file in files:
         headers |= hub.header_of(repo, commit, filename=file)
     return _Checkpoint(f"{repo}@{commit[:8]}", repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
@@ -148,18 +161,19 @@ def _stated_license(checkpoint: _Checkpoint) -> str | None:
 # --- judging ------------------------------------------------------------------------------------------------
 
 
-def _common_weights(tuned: _Checkpoint, original: _Checkpoint) -> int:
-    """How many 2-D tensors both hold, in equal shapes."""
-    shapes = {
-        name: (shape, original.headers[name][1])
-        for name, (_, shape) in sorted(tuned.headers.items())
-        if name in original.headers
-    }
+def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
+    """Count the weight matrices that both hold, in equal shapes.
+
+    Raises:
+        ExtractionError: there is none, or a tensor has another shape in the other checkpoint.
+    """
+    common = sorted(tuned.headers.keys() & base.headers.keys())
+    shapes = {name: (tuned.headers[name][1], base.headers[name][1]) for name in common}
     unlike = [f"{name} {list(ours)} and {list(theirs)}" for name, (ours, theirs) in shapes.items() if ours != theirs]
     if unlike:
         rest = f", and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
         raise ExtractionError(
-            f"{len(unlike)} tensors differ in shape between {tuned.shown} and {original.shown}: "
+            f"{len(unlike)} tensors differ in shape between {tuned.shown} and {base.shown}: "
             f"{'; '.join(unlike[:_SHOWN])}{rest}",
             expected="equal shapes, as a fine-tune and its base have",
             next_step="name the base that this source was made from",
@@ -167,8 +181,8 @@ def _common_weights(tuned: _Checkpoint, original: _Checkpoint) -> int:
     weights = sum(len(ours) == 2 for ours, _ in shapes.values())  # noqa: PLR2004 - a matrix has two dimensions
     if not weights:
         raise ExtractionError(
-            f"{tuned.shown} and {original.shown} have no weight matrix in common: "
-            f"one holds {_first(tuned)}, the other {_first(original)}",
+            f"{tuned.shown} and {base.shown} have no weight matrix in common: "
+            f"one holds {_first(tuned)}, the other {_first(base)}",
             expected="the same tensor names in both",
             next_step="name the base that this source was made from",
         )
@@ -223,10 +237,10 @@ def _reference_lines(checkpoint: _Checkpoint) -> str:
 
 
 def _slug(name: str) -> str:
-    """The name as a repository's name may be."""
+    """Return the name in the letters that a repository's name may have."""
     return "-".join(re.findall(r"[A-Za-z0-9]+(?:[._][A-Za-z0-9]+)*", name)) or "model"
 
 
 def _scalar(text: str) -> str:
-    """The text as YAML on one line, in quotes where it needs them."""
+    """Return the text as YAML on one line, in quotes where it needs them."""
     return yaml.safe_dump(text, allow_unicode=True, width=float("inf")).removesuffix("...\n").rstrip("\n")

@@ -3,6 +3,9 @@
 Names that may move (branches, tags, abbreviated commit ids, or none at all) become full commit ids. The YAML is
 parsed for the places alone and the ids are set into the text there, so that comments, order, quotes and spacing
 stay byte for byte. It refuses a manifest that would not be sound once pinned, and writes all pins or none.
+
+YAML lets references share their text: by an alias (`base: *other`), or by a merge (`{<<: *other, repo: a/b}`). A shared
+place is pinned once. Where a merge would give another repository the same revision, the reference gets one of its own.
 """
 
 import re
@@ -30,7 +33,14 @@ _REST_OF_LINE = re.compile(r"[^\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """One reference that was pinned: its place in the manifest, and the commit that its name meant."""
+    """One reference that was pinned.
+
+    Attributes:
+        field: its place in the manifest, such as `variants[0].source`.
+        repo: the repository, as owner/name.
+        name: the branch, tag or abbreviated commit id that was written; `main` where there was none.
+        commit: the full commit id that the name meant.
+    """
 
     field: str
     repo: str
@@ -40,7 +50,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class _Loose:
-    """A reference to pin: text[start:end] gives way to `before` and the commit id in `quote`."""
+    """A reference to pin: text[start:end] is replaced by `before` and the commit id, between `quote` and `quote`."""
 
     field: str
     repo: str
@@ -53,7 +63,7 @@ class _Loose:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A key and its value, and the mapping that they stand in, which a YAML merge may have brought."""
+    """A key and its value in the YAML text, and the mapping that they stand in, which a merge may have brought."""
 
     holder: yaml.MappingNode
     key: yaml.ScalarNode
@@ -61,9 +71,13 @@ class _Field:
 
 
 def pin(path: Path, resolve: Callable[[str, str], str]) -> tuple[Pinned, ...]:
-    """Write full commit ids into the manifest, and say which; `resolve(repo, name)` gives the commit.
+    """Write full commit ids into a manifest, and return which.
 
-    Nothing is written where nothing is loose, and nothing where anything fails.
+    Nothing is written where every reference is pinned already, and nothing where anything fails.
+
+    Args:
+        path: the manifest's file.
+        resolve: the function that gives the commit id of a repository and a name.
 
     Raises:
         ManifestError: where the manifest has problems that pinning does not mend, naming all of them.
@@ -124,7 +138,7 @@ def _revisions(manifest: Manifest) -> Iterator[tuple[str, str | None]]:
 
 
 def _set(text: str, loose: Sequence[_Loose], *, commits: Sequence[str]) -> str:
-    """The text with each commit id in its place; a place that two references share is set once."""
+    """Return the text with each commit id in its place; a place that two references share is set once."""
     places = {reference.start: (reference, commit) for reference, commit in zip(loose, commits, strict=True)}
     for start, (reference, commit) in sorted(places.items(), reverse=True):
         quote = reference.quote or ('"' if commit.isdigit() else "")
@@ -133,7 +147,7 @@ def _set(text: str, loose: Sequence[_Loose], *, commits: Sequence[str]) -> str:
 
 
 def _loose_references(text: str) -> Iterator[_Loose]:
-    """Every reference to a Hub repository that is not at a full commit id; none where the text is not YAML."""
+    """Find every reference to a Hub repository that is not at a full commit id; none where the text is not YAML."""
     try:
         variants = _find(yaml.compose(text, BoundedLoader), "variants")
         listed = variants.value if variants else None
@@ -146,7 +160,7 @@ def _loose_references(text: str) -> Iterator[_Loose]:
 
 
 def _find(node: yaml.Node | None, name: str) -> _Field | None:
-    """The field of this name in a mapping, or in those that `<<` merges into it."""
+    """Find the field of this name in a mapping, or in those that `<<` merges into it."""
     if isinstance(node, yaml.SequenceNode):  # `<<: [*a, *b]`: the first that has it
         return next(filter(None, (_find(item, name) for item in node.value)), None)
     if not isinstance(node, yaml.MappingNode):
@@ -191,7 +205,7 @@ def _insertion(text: str, field: str, *, repo: _Field, name: str) -> _Loose:
 
 
 def _extent(text: str, field: _Field) -> tuple[int, int]:
-    """Start and end of a scalar as it is written: the alias where it is one, else without anchor and tag."""
+    """Return start and end of a scalar as it is written: the alias where it is one, else without anchor and tag."""
     start, end = field.value.start_mark.index, field.value.end_mark.index
     if start < field.key.end_mark.index:  # the value stands earlier: an alias
         return _span(_ALIAS, text, field.key.end_mark.index, group=1)

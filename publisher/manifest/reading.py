@@ -21,7 +21,7 @@ from publisher.records.files import packaged_folder
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read one manifest.
+    """Read one manifest, whole and checked.
 
     Raises:
         ManifestError: naming every problem of the file, a line each.
@@ -33,16 +33,18 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def read_manifest(path: Path, *, templates: bool = True) -> tuple[Manifest | None, tuple[Problem, ...]]:
-    """The manifest, or every problem that keeps it from being one; never both.
+    """Return the manifest, or every problem that keeps it from being one; never both.
 
-    Without `templates` it is none that the card's templates are not there: whoever reads a release has no use for them.
+    Args:
+        path: the YAML file.
+        templates: whether the card's templates must be there; who reads a release has no use for them.
     """
     text, problems = read_text(path)
     return (None, problems) if text is None else parse_manifest(path, text, templates=templates)
 
 
 def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
-    """The file's text with its line ends as they are, or the problem that keeps it from being read."""
+    """Return the file's text with its line ends as they are, or the problem that keeps it from being read."""
     try:
         return read_regular(path, limit=LIMITS.yaml_bytes).decode(), ()
     except FileNotFoundError:
@@ -54,30 +56,40 @@ def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
 
 
 def parse_manifest(path: Path, text: str, *, templates: bool = True) -> tuple[Manifest | None, tuple[Problem, ...]]:
-    """As `read_manifest`, from the text that the file holds or is about to hold."""
+    """Return the manifest that a text holds, or every problem that keeps it from being one; never both.
+
+    Args:
+        path: the file that holds the text or is about to hold it, for messages and for templates beside it.
+        text: YAML.
+        templates: whether the card's templates must be there.
+
+    Returns:
+        The manifest and no problem, or None and all problems.
+    """
     data, problems = _parse_yaml(path, text)
     if data is None:
         return None, problems
     foreign = _version_problems(path, data)
     if foreign:
         return None, foreign
+    manifest = None
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
-        found = (problem_of(path, details) for details in error.errors(include_url=False))
-        return None, (*problems, *found, *(_template_problems(path, data) if templates else ()))
-    problems = (*problems, *(_template_problems(path, data) if templates else ()))
+        problems += tuple(problem_of(path, details) for details in error.errors(include_url=False))
+    if templates:
+        problems += _template_problems(path, data)
     return (None, problems) if problems else (manifest, ())
 
 
 def manifest_error(problems: Sequence[Problem]) -> ManifestError:
-    """The error that names all these problems, a line each."""
+    """Return the error that names all these problems, a line each."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return ManifestError(f"{count} in the manifest:\n" + "\n".join(f"  {problem}" for problem in problems))
 
 
 def _version_problems(path: Path, data: dict[Hashable, Any]) -> tuple[Problem, ...]:
-    """Another version has other fields: nothing else that could be said of the file would be true."""
+    """Return the problem of a manifest of another version: nothing else that could be said of it would be true."""
     version = data.get("version", 1)
     if isinstance(version, int) and not isinstance(version, bool) and version != 1:
         advice = "install a newer publisher" if version > 1 else "write version: 1"
@@ -86,7 +98,7 @@ def _version_problems(path: Path, data: dict[Hashable, Any]) -> tuple[Problem, .
 
 
 def find_template(manifest_file: Path, name: str) -> Path | None:
-    """A template of the card, whole or usage part: beside the manifest, or one that comes with this tool."""
+    """Find a template of the card, whole or usage part, beside the manifest or among those that come with this tool."""
     for folder in (manifest_file.parent, packaged_folder("templates")):
         if Path(name).name == name and (folder / name).is_file():
             return folder / name
@@ -130,7 +142,7 @@ def _parse_yaml(path: Path, text: str) -> tuple[dict[Hashable, Any] | None, tupl
 
 
 def _duplicates(path: Path, root: yaml.Node) -> Iterator[Problem]:
-    """Keys that stand twice in one mapping, of which PyYAML would silently keep the last."""
+    """Find keys that stand twice in one mapping, of which PyYAML would silently keep the last."""
     todo: list[tuple[tuple[int | str, ...], yaml.Node]] = [((), root)]
     done: set[int] = set()
     for place, node in todo:

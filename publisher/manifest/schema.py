@@ -1,7 +1,6 @@
-"""The manifest: what is published, from which pinned checkpoints, and how.
+"""The list of a manifest's fields, and the rules that hold between them.
 
-It refuses unknown keys, moving or abbreviated revisions, and paths that leave the repository. Rules across fields wait
-until the fields themselves are sound.
+`fields` says what a single field may hold; a rule between fields is checked once the fields themselves are sound.
 """
 
 from typing import Annotated, Literal, Self
@@ -20,12 +19,12 @@ from publisher.manifest.fields import (
     Layers,
     License,
     LocalPath,
-    Model,
     ModuleFile,
     PublicKey,
     Rank,
     RepoId,
     RequestPath,
+    Section,
     Share,
     Summary,
     TaskType,
@@ -35,7 +34,7 @@ from publisher.manifest.fields import (
 )
 
 
-class Reference(Model):
+class Reference(Section):
     """A checkpoint: a Hub repository at a full commit id, or a local folder."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["repo", "revision"]}, {"required": ["path"]}]})
@@ -63,7 +62,7 @@ class Reference(Model):
         return self.path or self.repo or ""
 
 
-class AdapterSettings(Model):
+class AdapterSettings(Section):
     """How the adapter is made. Nothing has a hidden default but `ignore` and `carry`, which are empty."""
 
     method: Literal["svd", "exact"]
@@ -106,7 +105,7 @@ class AdapterSettings(Model):
         return self
 
 
-class Expectation(Model):
+class Expectation(Section):
     """What the checkpoint must show; the run fails where it says otherwise."""
 
     linears: PositiveInt | None = None
@@ -115,7 +114,7 @@ class Expectation(Model):
     """The layers that carry it, such as 40-63 or 0-3, 7."""
 
 
-class Dataset(Model):
+class Dataset(Section):
     """A dataset repository on the Hub at a full commit id."""
 
     repo: RepoId
@@ -124,7 +123,7 @@ class Dataset(Model):
     """Full commit id of 40 digits; `publish pin` writes it."""
 
 
-class Bounds(Model):
+class Bounds(Section):
     """What a comparison must keep to; the run fails where it does not. Without a bound the figure is only stated."""
 
     max_answers_changed: Share | None = None
@@ -146,7 +145,7 @@ class RequestSet(Bounds):
     """Take only so many requests from the file's beginning."""
 
 
-class VerificationSettings(Model):
+class VerificationSettings(Section):
     """How base + adapter is held against the released model."""
 
     runner: Literal["decision", "logits"]
@@ -189,7 +188,7 @@ class Fp8Base(Reference, Bounds):
     """base: compared with base + adapter; release: with the released model."""
 
 
-class Variant(Model):
+class Variant(Section):
     """One adapter: where it goes in the repository, what it comes from, how it is made."""
 
     path: VariantPath
@@ -243,7 +242,7 @@ class Variant(Model):
         return "" if self.path == "/" else self.path.removesuffix("/")
 
 
-class CardSettings(Model):
+class CardSettings(Section):
     """What the card says that no artefact can know."""
 
     template: Text
@@ -256,7 +255,7 @@ class CardSettings(Model):
     """Template of the part that shows how the adapter is loaded."""
 
 
-class SigstoreSigner(Model):
+class SigstoreSigner(Section):
     """Who signs through Sigstore: both are told by the certificate that Sigstore gives the signer."""
 
     identity: Text
@@ -265,7 +264,7 @@ class SigstoreSigner(Model):
     """Who vouches for that identity, such as https://token.actions.githubusercontent.com."""
 
 
-class Signer(Model):
+class Signer(Section):
     """Who must have signed the release: the holder of a key, or an identity that Sigstore knows."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["key"]}, {"required": ["sigstore"]}]})
@@ -284,7 +283,7 @@ class Signer(Model):
         return self
 
 
-class Manifest(Model):
+class Manifest(Section):
     """The whole manifest, version 1."""
 
     version: Literal[1]

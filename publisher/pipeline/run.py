@@ -5,12 +5,12 @@
 Each stage takes frozen values and returns one. A finished stage leaves a marker in the work folder: the digest of
 everything it rests on (checkpoints, settings, the code that decides), and of what it wrote. As long as both hold its
 result is reused, also on another machine: extraction.json and validation.json state the device and the packages they
-were made with. What passed validation is tried on the loaders, and their verdicts are added to extraction.json.
+were made with. What passed validation is tried on the loaders.
 DIST/NAME is the staged tree, byte for byte what is pushed; DIST/NAME.work holds what is not.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from publisher.hub.client import THE_HUB, embedded
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant
 from publisher.pipeline.lock import locked
-from publisher.pipeline.markers import changed_since, lapse_of, mark, marked, unproven
+from publisher.pipeline.markers import lapse_of, mark, unproven
 from publisher.pipeline.stages.push import Target, preflight, push
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
@@ -32,11 +32,13 @@ from publisher.records.filenames import (
     CARD,
     EXPORTS,
     EXTRACTION,
+    LOADERS,
     MANIFEST,
     RESIDUAL,
     VERIFICATION,
 )
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
@@ -59,7 +61,7 @@ _EXTRACTING, _VALIDATING, _VERIFYING, _JUDGING = (
     "publisher.pipeline.stages.extract",
     "publisher.pipeline.stages.validate",
     "publisher.pipeline.stages.verify",
-    "publisher.loaders",
+    "publisher.pipeline.stages.loaders",
 )  # with all that they import, these are the code that a stage's result rests on
 
 
@@ -263,8 +265,7 @@ def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutc
     pair = _hashed_where_read(place, pair, progress)
     extraction, extract_held = _extraction(place, pair, engine=engine, progress=progress)
     validation, validate_held = _validation(place, pair, extraction=extraction, engine=engine, progress=progress)
-    if validation is not None:
-        extraction = _loaders(place, lambda: pair.base.folder, validation=validation, progress=progress)
+    loaders = _loaders(place, validation, progress) if validation is not None else ()
     verification, verify_held = _verification(place, pair, extraction=extraction, engine=engine, progress=progress)
     held = (("extract", extract_held), ("validate", validate_held), ("verify", verify_held))
     return VariantOutcome(
@@ -274,7 +275,7 @@ def _variant(place: _Place, engine: "Engine", progress: Progress) -> VariantOutc
         summary=extraction.summary,
         validation=validation,
         verification=verification,
-        loaders=extraction.loaders,
+        loaders=loaders,
     )
 
 
@@ -295,10 +296,9 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         progress(f"{place.staged} is not reused: {lapse}")
         return None
     progress(f"{place.staged} holds; its checkpoints are not fetched")
-    from publisher.pipeline.stages.readback import base_config
-
     validation = Validation.read(place.work("validation.json"))
-    extraction = _loaders(place, lambda: base_config(variant), validation=validation, progress=progress)
+    loaders = _loaders(place, validation, progress)
+    extraction = Extraction.read(evidence)
     return VariantOutcome(
         path=variant.path,
         label=variant.label,
@@ -306,7 +306,7 @@ def _carried(place: _Place, progress: Progress) -> VariantOutcome | None:
         summary=extraction.summary,
         validation=validation,
         verification=Verification.read(place.staged / VERIFICATION) if place.verifies else None,
-        loaders=extraction.loaders,
+        loaders=loaders,
     )
 
 
@@ -462,7 +462,7 @@ def validation_key(staged: Path) -> str:
     A file that is missing has no digest; to say so is the validation's business.
     """
     exports = (name for names in EXPORTS.values() for name in names)
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, ADAPTER_CONFIG, ADAPTER, RESIDUAL, *exports)]
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER, RESIDUAL, *exports)
     return digest_of([files, code_digest(_VALIDATING)])
 
 
@@ -475,38 +475,24 @@ def _validation_lapse(place: _Place) -> str:
     return lapse_of(marker, validation_key(place.staged), folder=marker.parent)
 
 
-def _loaders(place: _Place, base: Callable[[], Path], *, validation: Validation, progress: Progress) -> Extraction:
-    """The extraction with the loaders' verdicts on the adapter that has passed this validation, also in its file.
+def _loaders(place: _Place, validation: Validation, progress: Progress) -> tuple[LoaderVerdict, ...]:
+    """Return the loaders' verdicts on the adapter that has passed this validation; they hold as long as both do."""
+    from publisher.pipeline.stages.loaders import try_loaders
+    from publisher.pipeline.stages.readback import base_config
 
-    `base` gives the folder with the base's config.json. Verdicts that are there hold as long as adapter and code do.
-    """
-    from publisher.loaders import judge
-    from publisher.loaders.subject import Base, read_subject
-
-    extraction, marker = Extraction.read(place.staged / EXTRACTION), place.work("loaders.json")
-    key = digest_of(
-        [_digests(place.staged, ADAPTER_CONFIG, ADAPTER), place.variant.adapter.exports, code_digest(_JUDGING)]
-    )
-    if extraction.loaders and place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
-        return extraction
+    result, marker = place.staged / LOADERS, place.work("loaders.json")
+    rests_on = [
+        _digests(place.staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER),
+        validation.packages,
+        place.variant.adapter.exports,
+    ]
+    key = digest_of([rests_on, code_digest(_JUDGING)])
+    if place.options.first != "validate" and not lapse_of(marker, key, folder=place.staged):
+        return Loaders.read(result).verdicts
     progress(f"trying loaders on {place.variant.label}")
-    base_of = Base(base(), place.variant.model_class)
-    subject = read_subject(place.staged, base_of, subfolder=place.variant.folder)
-    judged = extraction.model_copy(update={"loaders": judge(subject, validation)})
-    if judged != extraction:
-        _amend(place, judged)
-    mark(marker, key, folder=place.staged, files=[place.staged / EXTRACTION])
-    return judged
-
-
-def _amend(place: _Place, extraction: Extraction) -> None:
-    """Write extraction.json anew, for what no other stage rests on: an extraction that held holds on."""
-    evidence, marker = place.staged / EXTRACTION, place.work("extract.json")
-    held = marked(marker)
-    holds = held is not None and not changed_since(held, place.staged)
-    extraction.write(evidence)
-    if held is not None and holds:
-        mark(marker, held.key, folder=place.staged, files=[place.staged / file.name for file in held.files])
+    found = try_loaders(place.variant, staged=place.staged, base=base_config(place.variant), validation=validation)
+    mark(marker, key, folder=place.staged, files=[result])
+    return found.verdicts
 
 
 def _verification(
@@ -565,7 +551,7 @@ def _request_file(one: RequestSet, progress: Progress) -> Path:
 def _verification_key(place: _Place, progress: Progress) -> str:
     """Digest of what a verification rests on: the adapter's files, requests, settings, code."""
     variant, staged = place.variant, place.staged
-    files = [_evidence_digest(staged / EXTRACTION), *_digests(staged, ADAPTER_CONFIG, ADAPTER)]
+    files = _digests(staged, EXTRACTION, ADAPTER_CONFIG, ADAPTER)
     settings = variant.model_dump(include={"verification", "fp8", "model_class", "source", "base"})
     local = _companions(Path(variant.source.path)) if variant.source.path else ""
     fp8 = _local_revision(variant.fp8, place, progress) if variant.fp8 and variant.fp8.path else ""
@@ -576,14 +562,6 @@ def _companions(folder: Path) -> str:
     from publisher.checkpoints.files import checkpoint_files, companions_digest
 
     return companions_digest(folder, checkpoint_files(folder))
-
-
-def _evidence_digest(evidence: Path) -> str:
-    """Of extraction.json but for the loaders' verdicts, which neither validation nor answers rest on."""
-    try:
-        return digest_of(Extraction.read(evidence).model_copy(update={"loaders": ()}).model_dump(mode="json"))
-    except FetchError:
-        return sha256_of(evidence) if evidence.is_file() else ""
 
 
 def _local_revision(reference: Reference, place: _Place, progress: Progress) -> str:
@@ -702,7 +680,7 @@ def _require_validated(place: _Place, progress: Progress) -> None:
 
 
 def _edited(place: _Place) -> str:
-    """Whether extraction.json was changed after the loaders' verdicts were added to it."""
+    """Return why loaders.json may be another than the one that was written; empty where it is not."""
     return unproven(place.work("loaders.json"), folder=place.staged)
 
 

@@ -8,6 +8,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 EXTRACTION = "extraction.json"
 RESIDUAL = "residual.safetensors"
+LOADERS = "loaders.json"
 VERIFICATION = "verification.json"
 SIGNATURE = "model.sig"
 GGUF = "adapter_model.gguf"
@@ -22,7 +23,13 @@ PER_REPOSITORY = (CARD, MANIFEST)
 OPTIONAL_PER_REPOSITORY = (SIGNATURE,)
 PER_VARIANT = (ADAPTER_CONFIG, ADAPTER, EXTRACTION)
 CHARTS = (ERRORS_CHART, SPECTRUM_CHART)
-OPTIONAL_PER_VARIANT = (RESIDUAL, VERIFICATION, *CHARTS, *(name for names in EXPORTS.values() for name in names))
+OPTIONAL_PER_VARIANT = (
+    RESIDUAL,
+    LOADERS,
+    VERIFICATION,
+    *CHARTS,
+    *(name for names in EXPORTS.values() for name in names),
+)
 ALL = frozenset((*PER_REPOSITORY, *OPTIONAL_PER_REPOSITORY, *PER_VARIANT, *OPTIONAL_PER_VARIANT))
 
 

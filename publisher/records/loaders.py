@@ -1,8 +1,8 @@
-"""What each loader makes of an adapter."""
+"""loaders.json: what each loader makes of an adapter."""
 
 from typing import Literal
 
-from publisher.records.record import Count, Each, Record
+from publisher.records.record import SCHEMA_VERSION, Count, Each, Record
 
 LoaderName = Literal["PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX"]
 Basis = Literal["executed", "reader executed", "read"]
@@ -62,3 +62,20 @@ class LoaderVerdict(Record):
     flags: Each[str]
     findings: Each[LoaderFinding]
     notes: Each[str]
+
+
+class Loaders(Record):
+    """loaders.json: one per variant, beside the adapter that was judged.
+
+    Attributes:
+        path: the variant's path.
+        adapter_sha256: digest of the weights that were judged.
+        config_sha256: digest of the adapter_config.json that was judged.
+        verdicts: one for each loader, in a fixed order.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    path: str
+    adapter_sha256: str
+    config_sha256: str
+    verdicts: Each[LoaderVerdict]

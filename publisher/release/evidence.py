@@ -16,16 +16,24 @@ from publisher.manifest.reading import load_manifest, read_manifest
 from publisher.manifest.schema import Bounds, Manifest, Reference, Variant, VerificationSettings
 from publisher.records.checkpoint import Checkpoint
 from publisher.records.extraction import Extraction
-from publisher.records.filenames import EXTRACTION, MANIFEST, VERIFICATION
+from publisher.records.filenames import EXTRACTION, LOADERS, MANIFEST, VERIFICATION
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.verification import Limits, Verification, VerificationSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the JSON artefacts of one adapter say; without a verification, none was run."""
+    """What the JSON artefacts of one adapter say.
+
+    Attributes:
+        extraction: its extraction.json.
+        verification: its verification.json; None where none was run.
+        loaders: the verdicts of its loaders.json; none where no loaders were tried.
+    """
 
     extraction: Extraction
     verification: Verification | None
+    loaders: tuple[LoaderVerdict, ...] = ()
 
     @property
     def sets(self) -> tuple[VerificationSet, ...]:
@@ -109,11 +117,14 @@ def _of_folder(folder: Path) -> ReleaseEvidence:
 
 
 def _of_adapter(file: Path, present: frozenset[Path]) -> Evidence:
-    """Return the evidence beside an extraction.json; a verification.json that is a link is not opened."""
-    extraction, verification = Extraction.read(file), file.with_name(VERIFICATION)
-    if verification not in present:
-        return Evidence(extraction=extraction, verification=None)
-    return Evidence(extraction=extraction, verification=load_verification(None, extraction, file=verification))
+    """Return the evidence beside an extraction.json; an artefact that is a link is not opened."""
+    extraction = Extraction.read(file)
+    verification, loaders = file.with_name(VERIFICATION), file.with_name(LOADERS)
+    return Evidence(
+        extraction=extraction,
+        verification=load_verification(None, extraction, file=verification) if verification in present else None,
+        loaders=load_loaders(extraction, loaders) if loaders in present else extraction.loaders,
+    )
 
 
 def load_evidence(manifest: Manifest, staged: Path) -> tuple[VariantEvidence, ...]:
@@ -128,7 +139,10 @@ def load_evidence(manifest: Manifest, staged: Path) -> tuple[VariantEvidence, ..
         folder = staged / variant.folder
         extraction = load_extraction(variant, folder / EXTRACTION)
         verification = load_verification(variant, extraction, file=folder / VERIFICATION)
-        found.append(VariantEvidence(variant=variant, extraction=extraction, verification=verification))
+        loaders = load_loaders(extraction, folder / LOADERS)
+        found.append(
+            VariantEvidence(variant=variant, extraction=extraction, verification=verification, loaders=loaders)
+        )
     return tuple(found)
 
 
@@ -179,6 +193,20 @@ def load_verification(variant: Variant | None, extraction: Extraction, *, file: 
     return verification
 
 
+def load_loaders(extraction: Extraction, file: Path) -> tuple[LoaderVerdict, ...]:
+    """Return the verdicts of loaders.json; where there is none, those that an earlier version put in extraction.json.
+
+    Raises:
+        CardError: it is of another path or adapter than extraction.json.
+        FetchError: it is damaged or of another schema.
+    """
+    if not file.is_file():
+        return extraction.loaders
+    found = Loaders.read(file)
+    _require_agreement(file, _loaders_fields(found, extraction), command="validate")
+    return found.verdicts
+
+
 @dataclass(frozen=True, slots=True)
 class _Field:
     """A field that an artefact and the manifest both have."""
@@ -212,6 +240,12 @@ def _extraction_fields(extraction: Extraction, variant: Variant) -> Iterator[_Fi
 def _adapter_fields(verification: Verification, extraction: Extraction) -> Iterator[_Field]:
     yield _Field("path", verification.path, extraction.path)
     yield _Field("adapter_sha256", verification.adapter_sha256, extraction.summary.adapter.sha256)
+
+
+def _loaders_fields(found: Loaders, extraction: Extraction) -> Iterator[_Field]:
+    yield _Field("path", found.path, extraction.path)
+    yield _Field("adapter_sha256", found.adapter_sha256, extraction.summary.adapter.sha256)
+    yield _Field("config_sha256", found.config_sha256, extraction.summary.config.sha256)
 
 
 def _verification_fields(verification: Verification, asked: VerificationSettings) -> Iterator[_Field]:

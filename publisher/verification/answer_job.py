@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from publisher.checkpoints.downloads import brought_here
-from publisher.checkpoints.snapshots import elsewhere
+from publisher.checkpoints.snapshots import absolute
 from publisher.engines import Begin, Job
 from publisher.manifest.schema import VerificationSettings
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
@@ -79,7 +79,7 @@ class AnswerJob(Job[RequestBatch, list[list[Answer]]]):
         """Return the job with absolute paths and the adapter's content, for another machine."""
         adapter = self.model.adapter
         files = {name: (adapter / name).read_bytes() for name in (ADAPTER_CONFIG, ADAPTER)} if adapter else {}
-        return replace(self, model=self.model.mapped(elsewhere), adapter_files=files)
+        return replace(self, model=self.model.mapped(absolute), adapter_files=files)
 
     def packed_unit(self, unit: RequestBatch) -> RequestBatch:
         """Return the batch with the content of its images, for another machine."""

@@ -4,8 +4,8 @@ The weights become the checkpoint's own: FP8 ones dequantised by block, all othe
 checkpoint holds in FP8 also gets its input quantised and dequantised, per token and group of channels. Of an adapted
 linear that is the base layer alone: as in PEFT and vLLM, the LoRA branch takes the input unquantised.
 
-Which modules are converted is read from the tensors and held against `modules_to_not_convert`. Refused are other
-schemes than dynamic activations over block-scaled weights, and a checkpoint of another model.
+Which modules are converted is read from the tensors and held against `modules_to_not_convert`. It refuses other schemes
+than dynamic activations over block-scaled weights, and a checkpoint of another model.
 """
 
 import re
@@ -29,7 +29,7 @@ _FP8_DTYPES = {"F8_E4M3", "F8_E5M2"}
 
 
 def emulate(model: Any, snapshot: Snapshot) -> int:
-    """Turn the model into that of the FP8 checkpoint, in place; how many linears are emulated.
+    """Turn the model into that of the FP8 checkpoint, in place, and return how many linear layers are emulated.
 
     Args:
         model: a transformers model with the bfloat16 base's weights. An adapter is put on it afterwards.
@@ -54,10 +54,14 @@ def emulate(model: Any, snapshot: Snapshot) -> int:
 
 
 def requantised(values: Tensor, group: int) -> Tensor:
-    """The values as they come back from FP8, bfloat16, in the given shape (.., channels).
+    """Return the values as they come back from FP8: bfloat16, in their shape (.., channels).
 
-    Each `group` of channels of a token has the float32 scale amax / 448; values are rounded to the nearest of
-    float8_e4m3fn, ties to even. The last group may be narrower. A group of zeros stays zero.
+    Each group of channels of a token has the float32 scale amax / 448, and values are rounded to the nearest of
+    float8_e4m3fn, ties to even (the format: https://arxiv.org/abs/2209.05433). A group of zeros stays zero.
+
+    Args:
+        values: activations of shape (.., channels), in any floating-point dtype.
+        group: number of channels that share a scale; the last group may be narrower.
     """
     codes, scale = fp8.quantise(values.reshape(-1, values.shape[-1]), (1, group))
     return fp8.dequantise(codes, scale, (1, group)).reshape(values.shape)
@@ -71,7 +75,7 @@ def _quantise_inputs(linear: nn.Module, *, group: int) -> None:
 
 
 def _tensors(model: Any) -> dict[str, Tensor]:
-    """Parameters and buffers by every name they have."""
+    """Return the parameters and buffers by every name they have."""
     return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
 
 
@@ -100,7 +104,10 @@ def _require_scheme(
 
 
 def _require_same_model(where: str, model: Any, *, headers: Mapping[str, TensorHeader]) -> None:
-    """Every tensor has its place; those that transformers leaves unread for this class, such as `mtp.*`, need none."""
+    """Raise where a tensor has no place in the model, or another shape there.
+
+    Those that transformers leaves unread for this class, such as `mtp.*`, need none.
+    """
     there = {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
     unread = "|".join(model._keys_to_ignore_on_load_unexpected or ["$."])  # noqa: SLF001 - known nowhere else
     shapes = {name: header.shape for name, header in headers.items() if not re.search(unread, name)}
@@ -113,7 +120,7 @@ def _require_same_model(where: str, model: Any, *, headers: Mapping[str, TensorH
 
 
 def _missing(model: Any, names: Container[str]) -> list[str]:
-    """Parameters that the file has under none of their names: a tied one is stored once."""
+    """Return the parameters that the file has under none of their names: a tied one is stored once."""
     parameters = list(model.named_parameters(remove_duplicate=False))
     held = {id(tensor) for name, tensor in parameters if name in names}
     return [name for name, tensor in parameters if id(tensor) not in held]

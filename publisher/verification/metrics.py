@@ -1,9 +1,9 @@
-"""What two models' answers to the same requests come to: the figures of verification.json.
+"""How two models' answers to the same requests compare: the metrics of verification.json.
 
-All arithmetic is in float64 and starts from logits, so that a shift of all logits of a question changes nothing and
-equal logits give exactly zero. A question that one side did not answer, or answered with a number that is none, is
-counted among the failures with its reason and enters no other figure. Refused is a set of which nothing is left.
-docs/verification.md says what each figure means.
+One model is the reference, the other the candidate. All arithmetic is in float64 and starts from logits, so that a
+shift of all logits of a question changes nothing and equal logits give exactly zero. A question that one side did not
+answer, or answered with logits that are no finite numbers, is counted among the failures with its reason and enters no
+other metric. It refuses a set of which no question is left. docs/verification.md says what each metric means.
 """
 
 import math
@@ -32,28 +32,30 @@ from publisher.records.verification import (
     VerificationSet,
 )
 
-NEAR_TIE = 0.05  # probabilities closer than this are nearly a draw
+NEAR_TIE = 0.05
+"""Two options whose probabilities are closer than this are nearly a draw."""
 BINS = 15
+"""Bins of the calibration error, fewer where there are fewer questions."""
 _CONFIDENCE = 0.95
-_ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
+_ROUNDED = 1e-5  # what a metric that follows from others may be off by: each of them is rounded to six digits
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """One question, answered twice.
+    """The reference's and the candidate's answer to one question.
 
     Attributes:
         request: the request's id.
-        question: the question's id in it.
-        kind: its type.
-        benchmark: what it is part of; empty where that is not known.
-        reference: logits, float64 of shape (k,), of the model compared with; None where it failed. One logit alone
-            is the log odds of yes against no.
-        candidate: likewise, of the model that is tried.
-        gold: index of the right answer, if it is known.
+        question: the question's id in the request.
+        kind: the type of the question; a `noul` is one that is answered by yes or no.
+        benchmark: the benchmark that the request is part of; empty where that is not known.
+        reference: logits of the model compared with, float64 of shape (options,); None where it failed. One logit
+            alone is the log odds of yes against no.
+        candidate: logits of the model that is tried, in the same form.
+        gold: index of the right option, counted from 0; None where it is not known.
         reference_failure: why `reference` is None.
-        candidate_failure: likewise.
+        candidate_failure: why `candidate` is None.
     """
 
     request: str
@@ -69,7 +71,15 @@ class AnswerPair:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """One model's answer to a question with a right answer."""
+    """One model's answer to a question with a right answer.
+
+    Attributes:
+        answer: index of the most probable option.
+        right: whether that is the right option.
+        confidence: probability of the answer.
+        brier: squared distance of the probabilities from the right answer, 0 to 2.
+        nll: negative log-likelihood of the right option, nats.
+    """
 
     answer: int
     right: bool
@@ -80,7 +90,18 @@ class _Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """The scalars that are kept of one question."""
+    """The scalars that are kept of one question.
+
+    Attributes:
+        kind: the type of the question.
+        benchmark: the benchmark that it is part of, or nothing.
+        changed: whether the two answers are different options.
+        tied: whether an option is as probable as the answer, for either model.
+        kl: KL(reference || candidate), nats.
+        difference: largest difference between the two probabilities of one option.
+        near: whether the two answers are nearly a draw for both models.
+        gold: both answers against the right one, reference first; None where that is not known.
+    """
 
     kind: Kind
     benchmark: str
@@ -95,7 +116,18 @@ class _Compared:
 def set_metrics(
     name: str, pairs: Iterable[AnswerPair], *, file: FileDigest | None = None, limits: Limits | None = None
 ) -> VerificationSet:
-    """The figures of one test set; of each pair only scalars are kept, and the order of the pairs changes nothing.
+    """Compute the metrics of one test set.
+
+    Of each pair only scalars are kept, and the order of the pairs changes nothing.
+
+    Args:
+        name: the test set's name in the manifest.
+        pairs: both answers to each question of the set.
+        file: the request file, for the record.
+        limits: the manifest's bounds on the set; they are recorded here and judged by `VerificationSet.broken`.
+
+    Returns:
+        The record of the set, as verification.json holds it: divergences in nats, shares and probabilities from 0 to 1.
 
     Raises:
         VerificationError: no question was answered by both, or a right answer is none of the options.
@@ -126,9 +158,15 @@ def set_metrics(
 
 
 def divergence(reference: Floats, candidate: Floats) -> float:
-    """KL(reference || candidate) in nats, of two sets of finite logits; never below zero, and zero for equal ones.
+    """Return the Kullback-Leibler divergence KL(reference || candidate) in nats.
 
-    Each term is p log(p/q) - p + q: their sum is the divergence, and none of them is negative.
+    It is never below zero, and exactly zero for equal logits: each term is p log(p/q) - p + q, of which none is
+    negative, and their sum is the divergence since both p and q add up to 1
+    (https://docs.scipy.org/doc/scipy/reference/generated/scipy.special.kl_div.html).
+
+    Args:
+        reference: finite logits, float64 of shape (options,).
+        candidate: finite logits of the same options.
     """
     p_log, q_log = special.log_softmax(reference), special.log_softmax(candidate)
     p, q = np.exp(p_log), np.exp(q_log)
@@ -156,7 +194,7 @@ def _failure(logits: Floats | None, why: str) -> str:
 
 
 def _options(logits: Floats | None) -> Floats:
-    """Logits of all options: one logit alone is that of yes, before a no at zero."""
+    """Return the logits of all options: one logit alone is that of yes, which comes before a no at zero."""
     given = np.zeros(0) if logits is None else np.asarray(logits, dtype=np.float64).ravel()
     return np.concatenate([given, np.zeros(1)]) if given.size == 1 else given
 
@@ -184,11 +222,20 @@ def _compared(pair: AnswerPair) -> _Compared:
 
 
 def _scored(logits: Floats, gold: int) -> _Scored:
-    p, answer = special.softmax(logits), int(logits.argmax())
-    off = p.copy()
-    off[gold] -= 1
+    """Hold an answer against the right one.
+
+    The Brier score is Brier's own, summed over the options
+    (https://doi.org/10.1175/1520-0493(1950)078%3C0001:VOFEIT%3E2.0.CO;2).
+    """
+    probabilities, answer = special.softmax(logits), int(logits.argmax())
+    distance = probabilities.copy()
+    distance[gold] -= 1
     return _Scored(
-        answer, answer == gold, float(p[answer]), float(off @ off), -float(special.log_softmax(logits)[gold])
+        answer=answer,
+        right=answer == gold,
+        confidence=float(probabilities[answer]),
+        brier=float(distance @ distance),
+        nll=-float(special.log_softmax(logits)[gold]),
     )
 
 
@@ -272,13 +319,36 @@ def _accuracy(scored: Sequence[_Flip]) -> Accuracy:
 
 
 def exact_mcnemar(won: int, lost: int) -> float:
-    """Two-sided p of a split of the flips at least so uneven, by a fair coin; 1 where there are none."""
+    """Return the two-sided p-value of McNemar's exact test; 1 where no answer changed between right and wrong.
+
+    It is the probability that a fair coin splits the changed answers at least so unevenly: a binomial test of `won`
+    among `won + lost` at 1/2 (McNemar 1947, https://doi.org/10.1007/BF02295996;
+    https://docs.scipy.org/doc/scipy/reference/generated/scipy.stats.binomtest.html).
+
+    Args:
+        won: questions that the candidate alone has right.
+        lost: questions that the reference alone has right.
+    """
     return float(stats.binomtest(won, won + lost, 0.5).pvalue) if won + lost else 1.0
 
 
 def paired_interval(won: int, lost: int, *, total: int) -> tuple[float, float]:
-    """Interval of (won - lost) / total, by Agresti and Min (2005): half a question added to each of four cells."""
-    n, difference = total + 2, (won - lost) / (total + 2)
+    """Return the 95 % confidence interval of the candidate's accuracy minus the reference's, over the same questions.
+
+    It is Wald's interval after half a question is added to each of the four cells of right and wrong: "Wald+2" of
+    Agresti and Min 2005 (https://doi.org/10.1002/sim.1781, and as code by the first author:
+    http://users.stat.ufl.edu/~aa/cda/R/matched/R2_matched/index.html).
+
+    Args:
+        won: questions that the candidate alone has right.
+        lost: questions that the reference alone has right.
+        total: all questions with a right answer.
+
+    Returns:
+        Lower and upper end, as shares from -1 to 1.
+    """
+    n = total + 2
+    difference = (won - lost) / n
     deviation = math.sqrt((won + lost + 1) / n - difference**2) / math.sqrt(n)
     reach = float(stats.norm.ppf((1 + _CONFIDENCE) / 2)) * deviation
     return max(difference - reach, -1.0), min(difference + reach, 1.0)
@@ -296,9 +366,21 @@ def _calibration(scored: Sequence[_Scored]) -> Calibration:
 
 
 def calibration_error(confidence: Floats, right: Floats, *, bins: int) -> float:
-    """Mean distance between stated and found accuracy, over bins of equally many questions by rising confidence.
+    """Return the expected calibration error: the mean distance between stated and found accuracy.
 
-    Questions of equal confidence share their mean accuracy, so that their order does not matter where a bin ends.
+    The questions are split, by rising confidence, into bins of equally many; a bin's distance is that between the
+    mean confidence and the accuracy in it, and bins count by their questions. Bins of equal width (Naeini, Cooper and
+    Hauskrecht 2015, https://doi.org/10.1609/aaai.v29i1.9602) would leave most bins empty for a confident model; bins
+    of equal mass are compared with them in Nixon et al. 2019 (https://arxiv.org/abs/1904.01685). Questions of equal
+    confidence share their mean accuracy, so that their order does not matter where a bin ends.
+
+    Args:
+        confidence: probability of each answer, float64 of shape (questions,).
+        right: 1 where the answer is right and 0 where it is not, float64 of shape (questions,).
+        bins: number of bins, at most the number of questions.
+
+    Returns:
+        The error, from 0 to 1.
     """
     levels, places = np.unique(confidence, return_inverse=True)
     share = np.bincount(places, weights=right) / np.bincount(places)
@@ -311,12 +393,12 @@ def calibration_error(confidence: Floats, right: Floats, *, bins: int) -> float:
 
 
 def inconsistencies(found: VerificationSet) -> Iterator[str]:
-    """What of a set's figures does not follow from its others, and the bounds that do not hold."""
+    """Yield the metrics of a set that do not follow from its others, and the bounds that do not hold."""
     yield from found.broken()
     parts: list[tuple[str, Agreement]] = [("", found), *((f" {kind.kind}", kind) for kind in found.kinds)]
-    for part, figures in parts:
-        share = figures.answers_changed / figures.questions
-        yield from _off(f"{found.name}{part}", figures, answers_changed_share=share)
+    for part, agreement in parts:
+        share = agreement.answers_changed / agreement.questions
+        yield from _off(f"{found.name}{part}", agreement, answers_changed_share=share)
     for field in ("questions", "answers_changed", "ties"):
         yield from _off(found.name, found, **{field: sum(getattr(kind, field) for kind in found.kinds)})
     for field in ("max_kl", "max_probability_difference"):
@@ -344,8 +426,9 @@ def _gold_inconsistencies(name: str, gold: Gold) -> Iterator[str]:
         yield from _off(name, gold, mean_difference=math.fsum(shares) / len(shares))
 
 
-def _off(place: str, record: Record, **expected: float) -> Iterator[str]:
+def _off(where: str, record: Record, **expected: float) -> Iterator[str]:
+    """Yield the fields of a record that are not what they should come out as, but for rounding."""
     for field, value in expected.items():
         found = getattr(record, field)
         if not math.isclose(found, value, rel_tol=_ROUNDED, abs_tol=_ROUNDED * _ROUNDED):
-            yield f"{place}: {field} is {found}; it comes out as {value:.6g}"
+            yield f"{where}: {field} is {found}; it comes out as {value:.6g}"

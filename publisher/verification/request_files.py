@@ -1,8 +1,11 @@
-"""Request files: JSON lines, gzip or not, that two models are asked to answer.
+"""Request files, the content of the manifest's test sets: JSON lines, gzip or not, that two models are asked to answer.
 
 A line for the decision runner is a row of the Decision Index or a plain SystemOne request; one for the logits runner
-is `{"id", "text", "images"?}`. Refused is a line that is no such request, by file, line number and field, before any
-model is loaded; so is an image that is not there. No network, no torch.
+is `{"id", "text", "images"?}`. Reading refuses a line that is no such request, by file, line number and field, before
+any model is loaded; and an image that is not there. It needs no network and no torch.
+
+Of the three types of question in a decision request, a `choice` has named options, a `score` has ordered levels, and a
+`noul`, which is the Decision Index's word, is answered by yes or no. A text has one question of the type `token`.
 """
 
 import base64
@@ -29,6 +32,7 @@ from publisher.records.files import digest_of, sha256_of
 from publisher.records.validation import Kind
 
 Runner = Literal["decision", "logits"]
+"""How a model is asked: by the source's own decision module, or for the token after each text."""
 _GZIP = b"\x1f\x8b"
 _DATA = "data:"
 _OPTIONS, _LEVELS = (2, 255), (2, 10)
@@ -36,7 +40,13 @@ _OPTIONS, _LEVELS = (2, 255), (2, 10)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; `gold` is the index of its right answer, if that is known."""
+    """One question of a request.
+
+    Attributes:
+        id: the question's id in its request.
+        kind: its type.
+        gold: index of the right option, counted from 0 in the order of the logits; None where it is not known.
+    """
 
     id: str
     kind: Kind
@@ -45,13 +55,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line of a request file.
+    """One line of a request file: what a model is given at once, with one question or more.
 
     Attributes:
-        id: its own, or `line N`.
-        benchmark: what it is part of; empty where the line does not say.
-        questions: in the line's order, which is that of the answers.
-        body: what the model is given; images in it are paths or data URLs.
+        id: the line's own id, or `line N`.
+        benchmark: the benchmark that it is part of; empty where the line does not say.
+        questions: the questions in the line's order, which is that of the answers.
+        body: what the model is given, never the right answers; images in it are paths or data URLs.
         folder: where paths of images start.
     """
 
@@ -62,11 +72,11 @@ class Request:
     folder: Path
 
     def images(self) -> list[Image.Image]:
-        """Its images, RGB."""
+        """Open the images of the request, as RGB."""
         return [_image(reference, self.folder) for reference in self.body.get("images") or ()]
 
     def self_contained(self) -> "Request":
-        """With the content of its images in it, for a machine that has not their files."""
+        """Return the request with the content of its images in it, for a machine that lacks their files."""
         images = self.body.get("images")
         if not images:
             return self
@@ -75,7 +85,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestFile:
-    """A file of requests; `content` is the digest of it and of the images that it names by path."""
+    """A request file that was read.
+
+    Attributes:
+        digest: name and digest of the file.
+        requests: its requests in the order of the lines, as far as the limit lets them in.
+        content: digest of the file, of the limit, and of the images that the requests name by path.
+    """
 
     digest: FileDigest
     requests: tuple[Request, ...]
@@ -91,7 +107,16 @@ class _FieldError(Exception):
 
 
 def read_request_file(path: Path, *, name: str, runner: Runner, limit: int | None = None) -> RequestFile:
-    """The first `limit` requests of the file, which the manifest calls `name`.
+    """Read and check a request file.
+
+    Args:
+        path: the file on this machine.
+        name: what the manifest calls the file, for the record.
+        runner: which runner the requests are for.
+        limit: take only so many requests from the file's beginning; None takes all.
+
+    Returns:
+        The requests, and the digests of all that they rest on.
 
     Raises:
         VerificationError: the file is missing, damaged or empty, or a line is no request.
@@ -187,7 +212,7 @@ def _text_body(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decision_body(row: dict[str, Any]) -> dict[str, Any]:
-    """What an engine is shown: never the right answers."""
+    """Return what a model is shown: never the right answers."""
     if "state" not in row:
         raise _FieldError("state", "is missing")
     return {name: row[name] for name in ("model", "state", "questions", "images", "videos") if name in row}
@@ -217,7 +242,10 @@ def _question(id_: str, question: Any, *, expected: Any) -> Question:
 
 
 def _index(expected: Any, options: list[Any], *, kind: Kind) -> int:
-    """Of the right answer: an option itself, a level (2.0 is level 2), or for a noul true or false, 1 or 0."""
+    """Return the index of the right answer among the options, -1 or beyond where it is none of them.
+
+    A line gives an option itself, or a level (2.0 is level 2), or for a noul true or false, 1 or 0.
+    """
     if kind == "choice" or not isinstance(expected, int | float):
         return options.index(expected) if expected in options else -1
     level = int(expected) if math.isfinite(expected) and expected == int(expected) else -1
@@ -225,7 +253,7 @@ def _index(expected: Any, options: list[Any], *, kind: Kind) -> int:
 
 
 def _options(where: str, kind: Kind, *, criteria: Any) -> list[Any]:
-    """In the order of the logits: a choice's options are sorted by id; yes comes before no."""
+    """Return the options in the order of the logits: a choice's are sorted by id, and yes comes before no."""
     if kind == "noul":
         return ["yes", "no"]
     form, (least, most) = (dict, _OPTIONS) if kind == "choice" else (list, _LEVELS)

@@ -53,7 +53,7 @@ def test_what_is_saved_loads_with_peft_and_gives_the_tuned_model(models: Path) -
 
 
 def test_the_bytes_are_those_that_a_manifest_gives(models: Path) -> None:
-    content = yaml.safe_load(new_manifest(str(models / "tuned"), str(models / "base")))
+    content = yaml.safe_load(new_manifest(tuned=str(models / "tuned"), base=str(models / "base")))
     Path("pair.yaml").write_text(yaml.safe_dump(content))
     publisher.run("pair.yaml", last="validate", device="cpu")
     folder = extracted(models).save("adapter")

@@ -19,6 +19,7 @@ from publisher.border import limits
 from publisher.border.limits import LIMITS
 from publisher.errors import HubError, MissingFileError, NoRoomError, UnclearAnswerError
 from publisher.hub import client as hub
+from publisher.hub import commits, repository
 from publisher.hub import door as hubdoor
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
@@ -229,7 +230,7 @@ def test_a_listing_of_another_shape_is_refused(server: Server, body: bytes) -> N
 
 
 def test_a_listing_of_too_many_files_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "LIMITS", limits.Limits(repository_files=50))
+    monkeypatch.setattr(repository, "LIMITS", limits.Limits(repository_files=50))
     server.list(*(entry(path=f"{number}") for number in range(51)))
     refusal(server, lambda: hub.list_files(REPO, COMMIT, at=server.at))
     server.list(*(entry(path=f"{number}") for number in range(50)))
@@ -477,7 +478,7 @@ def test_an_upload_is_not_confirmed_to_another_host(
 ) -> None:
     weights = tmp_path / "w.safetensors"
     weights.write_bytes(os.urandom(1_100_000))
-    monkeypatch.setattr(hub, "_LARGE", 1)
+    monkeypatch.setattr(commits, "_LARGE", 1)
     oid = sha256_of(weights)
     actions = {"upload": {"href": f"{server.endpoint}/put"}, "verify": {"href": f"{other.endpoint}/verify"}}
     server.answers |= {

@@ -33,7 +33,7 @@ from publisher.records.audit import Audit
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderVerdict
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome
 from publisher.records.record import Record
@@ -151,11 +151,11 @@ def evidence_of(text: str) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     settings = made.settings.model_copy(update={"exports": ("gguf", "mlx")})
     summary = made.summary.model_copy(update={"rank": 9})
     made = made.model_copy(update={"settings": settings, "summary": summary})
-    verification = a(Verification, text)
+    verification, loaders = a(Verification, text), a(Loaders, text).verdicts
     manifest = found.model_copy(update={"variants": variants, "card": card})
     return manifest, (
-        VariantEvidence(variant=variants[0], extraction=made, verification=verification),
-        VariantEvidence(variant=variants[1], extraction=made, verification=None),
+        VariantEvidence(variant=variants[0], extraction=made, verification=verification, loaders=loaders),
+        VariantEvidence(variant=variants[1], extraction=made, verification=None, loaders=loaders),
     )
 
 
@@ -373,7 +373,9 @@ def card_of(manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> str:
     """The card of this manifest, with that evidence."""
     pairs = zip(manifest.variants, evidence, strict=True)
     items = tuple(
-        VariantEvidence(variant=variant, extraction=item.extraction, verification=item.verification)
+        VariantEvidence(
+            variant=variant, extraction=item.extraction, verification=item.verification, loaders=item.loaders
+        )
         for variant, item in pairs
     )
     return render_card(manifest, items, beside=packaged_folder("templates"))

@@ -45,10 +45,10 @@ def test_the_steps_are_the_distances_of_neighbouring_codes() -> None:
 def test_a_quantisation_is_told_from_a_change() -> None:
     weight, scale = quantised(128, 128)
     steps, values = fp8.steps_of(weight, scale, BLOCK), fp8.dequantise(weight, scale, BLOCK)
-    assert fp8.within(values, (values.float() + 0.49 * steps).bfloat16(), steps)
+    assert fp8.within(values, (values.float() + 0.49 * steps).bfloat16(), steps=steps)
     changed = values.clone()
     changed[3, 5] += 2 * steps[3, 5]
-    assert not fp8.within(values, changed, steps)
+    assert not fp8.within(values, changed, steps=steps)
 
 
 def test_steps_of_both_sides_add_up_as_independent_errors() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from publisher.checkpoints.headers import Scale, TensorHeader, file_headers
-from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.pairs import CheckpointPair, Sides
 from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ExtractionError
@@ -47,11 +47,11 @@ def compared(pair: Sequence[Headers], folder: Path) -> Comparison:
 
 
 @contextmanager
-def opened_pair(pair: Sequence[Headers], folder: Path) -> Iterator[Sides]:
+def opened_pair(pair: Sequence[Headers], folder: Path) -> Iterator[CheckpointPair]:
     snapshot = Snapshot(checkpoint=Checkpoint(kind="local", name="one", revision="", files=()), folder=folder)
     source, base = pair
     with TensorReader(source) as sources, TensorReader(base) as bases:
-        yield Sides((snapshot, snapshot), (source, base), (sources, bases))
+        yield CheckpointPair(Sides(snapshot, snapshot), Sides(base, source), Sides(bases, sources))
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -238,27 +238,27 @@ def test_ranges_name_each_number_once_in_as_few_runs_as_can_be(numbers: set[int]
 def test_tensors_of_every_dtype_can_be_compared(dtype: torch.dtype) -> None:
     one = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to(dtype)
     other = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).to(dtype)
-    assert equal(one, one.clone())
-    assert not equal(one, other)
+    assert equal(base=one, tuned=one.clone())
+    assert not equal(base=other, tuned=one)
 
 
 def test_a_base_of_another_dtype_is_cast_before_it_is_compared() -> None:
     base = torch.tensor([1.0, 1.001, -3.1416])
-    assert equal(base.bfloat16(), base)
-    assert not equal(base, base.bfloat16())
+    assert equal(base=base, tuned=base.bfloat16())
+    assert not equal(base=base.bfloat16(), tuned=base)
 
 
 def test_zeros_of_either_sign_are_equal_and_so_is_the_same_nan() -> None:
-    assert equal(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
-    assert equal(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0]))
-    assert not equal(torch.tensor([torch.nan, 1.0]), torch.tensor([2.0, 1.0]))
+    assert equal(base=torch.tensor([-0.0, 1.0]), tuned=torch.tensor([0.0, 1.0]))
+    assert equal(base=torch.tensor([torch.nan, 1.0]), tuned=torch.tensor([torch.nan, 1.0]))
+    assert not equal(base=torch.tensor([2.0, 1.0]), tuned=torch.tensor([torch.nan, 1.0]))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (2, 3, 4)])
 def test_every_shape_can_be_compared(shape: tuple[int, ...]) -> None:
-    assert equal(torch.ones(shape), torch.ones(shape))
+    assert equal(base=torch.ones(shape), tuned=torch.ones(shape))
 
 
 def test_a_tensor_is_compared_by_value_and_not_by_its_layout_in_memory() -> None:
     values = torch.arange(12.0).reshape(3, 4)
-    assert equal(values.T.contiguous(), values.T)
+    assert equal(base=values.T, tuned=values.T.contiguous())

@@ -24,7 +24,7 @@ from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
 from publisher.manifest.reading import read_manifest
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.records.audit import Audit, Check
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import Extraction, ModuleExtraction
@@ -76,6 +76,7 @@ def test_a_staged_release_passes_and_what_was_not_checked_is_said(release: Path)
         "download",
         "repository",
         "signature",
+        "loaders",
         "verification",
         "source",
         "base",
@@ -551,7 +552,7 @@ def claim(figure: str, folder: Path) -> None:
 
 
 def consistent(module: ModuleExtraction) -> ModuleExtraction:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     derived = {"expected_error": expected, "ratio": module.fit_error / expected if expected else None}
     return ModuleExtraction(**{**module.model_dump(), **derived})
 

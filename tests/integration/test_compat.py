@@ -1,4 +1,4 @@
-"""`publish compat`, and the verdicts that a run adds to extraction.json."""
+"""`publish compat`, and the verdicts that a run writes to loaders.json."""
 
 import json
 import shutil
@@ -11,11 +11,15 @@ from click.testing import CliRunner, Result
 
 from publisher.audits import audit
 from publisher.cli.app import cli
-from publisher.errors import FetchError, HubError, ManifestError, PushError
-from publisher.pipeline.run import Run, _evidence_digest, rendered_card, run
+from publisher.errors import CardError, FetchError, HubError, ManifestError, PushError
+from publisher.manifest.reading import load_manifest
+from publisher.pipeline.run import Run, rendered_card, run
+from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
+from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
+from publisher.release.evidence import load_evidence, read_release
 from tests.manifests import one_variant
 
 Staging = Callable[[Path, dict[str, str], str], Path]
@@ -48,14 +52,20 @@ def evidence(folder: str = "") -> Extraction:
     return Extraction.read(STAGED / folder / "extraction.json")
 
 
+def verdicts(folder: str = "") -> tuple[LoaderVerdict, ...]:
+    return Loaders.read(STAGED / folder / "loaders.json").verdicts
+
+
 # --- in a run -------------------------------------------------------------------------------------------------
 
 
-def test_what_passed_validation_has_its_loaders_in_extraction_json_and_on_the_card() -> None:
-    assert not evidence().loaders
+def test_what_passed_validation_has_its_loaders_in_loaders_json_and_on_the_card() -> None:
+    before = (STAGED / "extraction.json").read_bytes()
+    assert not (STAGED / "loaders.json").exists()
     outcome = rerun()
-    assert [one.loader for one in evidence().loaders] == EVERY
-    assert outcome.variants[0].loaders == evidence().loaders
+    assert [one.loader for one in verdicts()] == EVERY
+    assert outcome.variants[0].loaders == verdicts()
+    assert (STAGED / "extraction.json").read_bytes() == before, "no stage adds to what another has written"
     card = (STAGED / "README.md").read_text()
     assert "\n### Loads with\n" in card
     assert "| llama.cpp | commits 0b03adaa, 0650ea8c, read | wrongly, with `convert_lora_to_gguf.py " in card
@@ -64,7 +74,7 @@ def test_what_passed_validation_has_its_loaders_in_extraction_json_and_on_the_ca
 
 def test_no_path_of_this_machine_is_in_a_verdict() -> None:
     rerun()
-    text = json.dumps([one.model_dump() for folder in ("", "small") for one in evidence(folder).loaders])
+    text = json.dumps([one.model_dump() for folder in ("", "small") for one in verdicts(folder)])
     assert str(Path.cwd()) not in text
     assert "pairs/" not in text
 
@@ -93,7 +103,7 @@ def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pyt
     monkeypatch.setattr("publisher.pipeline.run._JUDGING", "publisher.records.closure")
     again = rerun()
     assert again.variants[0].reused == ("extract", "validate")
-    assert evidence().loaders[-1].version == "mlx-lm 9.9"
+    assert verdicts()[-1].version == "mlx-lm 9.9"
     assert rerun().variants[0].reused == ("extract", "validate"), "and the new bytes are the ones that hold"
 
 
@@ -114,33 +124,61 @@ def test_an_audit_finds_nothing_against_a_release_with_verdicts(tmp_path: Path) 
 
 def test_an_edited_verdict_is_no_result_that_holds() -> None:
     rerun()
-    file = STAGED / "extraction.json"
+    file = STAGED / "loaders.json"
     file.write_text(file.read_text().replace('"loads": "wrongly"', '"loads": "yes"'))
     rerun(first="card")
-    with pytest.raises(PushError, match=r"extraction\.json changed since .*loaders\.json was written"):
+    with pytest.raises(PushError, match=r"loaders\.json changed since .*loaders\.json was written"):
         rerun(first="push", last="push", rehearse=True)
     rerun()
-    assert "wrongly" in {one.loads for one in evidence().loaders}
+    assert "wrongly" in {one.loads for one in verdicts()}
 
 
-def test_a_verification_rests_on_all_of_extraction_json_but_the_loaders() -> None:
-    file = STAGED / "extraction.json"
-    before = _evidence_digest(file)
-    rerun(last="validate")
-    assert _evidence_digest(file) == before
-    made = evidence()
-    made.model_copy(update={"label": "Another"}).write(file)
-    assert _evidence_digest(file) != before
+def test_verdicts_on_another_adapter_are_on_no_card() -> None:
+    rerun()
+    file = STAGED / "loaders.json"
+    Loaders.read(file).model_copy(update={"adapter_sha256": "0" * 64}).write(file)
+    with pytest.raises(CardError, match=r"loaders\.json: adapter_sha256 is 0000.*Next: publish validate --manifest"):
+        rerun(first="card")
+    found = {check.name: check for check in audited() if check.variant == "/"}
+    assert found["loaders"].status == "failed"
+    assert found["loaders"].detail == "loaders.json is of another adapter_model.safetensors"
 
 
-def test_a_record_from_before_there_were_verdicts_is_read_written_and_rendered_as_it_was() -> None:
+def test_an_audit_tells_an_edited_file_of_verdicts_from_one_as_it_is_written() -> None:
+    rerun()
+    assert {check.status for check in audited() if check.name == "loaders"} == {"passed"}
+    file = STAGED / "small/loaders.json"
+    file.write_text(file.read_text().replace("  ", " "))
+    found = {check.variant: check for check in audited() if check.name == "loaders"}
+    assert (found["/"].status, found["small/"].status) == ("passed", "failed")
+    assert "was edited" in found["small/"].detail
+
+
+def audited() -> tuple[Check, ...]:
+    return audit(str(STAGED), deep=False, work=Path("work"), device="cpu", progress=silent).checks
+
+
+def test_verdicts_that_an_earlier_version_put_in_extraction_json_are_read_there() -> None:
+    rerun()
+    card, given = (STAGED / "README.md").read_bytes(), verdicts()
+    for folder in ("", "small"):
+        evidence(folder).model_copy(update={"loaders": verdicts(folder)}).write(STAGED / folder / "extraction.json")
+        (STAGED / folder / "loaders.json").unlink()
+    assert load_evidence(load_manifest(MANIFEST), STAGED)[0].loaders == given
+    assert read_release(None, STAGED, staged=None).adapters[0].loaders == given
+    rerun(first="card")
+    assert (STAGED / "README.md").read_bytes() == card
+    found = audited()
+    assert [check for check in found if check.status == "failed"] == []
+    assert "the verdicts stand in extraction.json" in next(c.detail for c in found if c.name == "loaders")
+
+
+def test_evidence_without_verdicts_is_read_written_and_rendered_as_it_was() -> None:
     file = STAGED / "extraction.json"
     assert b"loaders" not in file.read_bytes()
     assert evidence().to_json().encode() == file.read_bytes()
-    from publisher.manifest.reading import load_manifest
-
     card = rendered_card(load_manifest(MANIFEST), Run(MANIFEST, Path("dist")))
-    assert "Loads with" not in card
+    assert "Loads with" not in card["README.md"]
 
 
 # --- the command ----------------------------------------------------------------------------------------------

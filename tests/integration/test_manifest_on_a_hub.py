@@ -97,7 +97,7 @@ def test_a_download_is_told_in_bytes_until_all_of_them_are_there(
 
 @pytest.mark.usefixtures("hub")
 def test_new_pins_what_it_reads_and_takes_the_stated_licence(tmp_path: Path) -> None:
-    manifest = written(new_manifest("o/tuned", "o/base@v1"), tmp_path)
+    manifest = written(new_manifest(tuned="o/tuned", base="o/base@v1"), tmp_path)
     variant = manifest.variants[0]
     assert manifest.license == "mit"
     assert (variant.model_class, variant.adapter.dtype) == ("LlamaForCausalLM", "bfloat16")
@@ -107,7 +107,7 @@ def test_new_pins_what_it_reads_and_takes_the_stated_licence(tmp_path: Path) -> 
 
 def test_new_downloads_no_weight(hub: LocalHub) -> None:
     before = len(hub.requests)
-    new_manifest("o/tuned", "o/base")
+    new_manifest(tuned="o/tuned", base="o/base")
     weights = [line for line in hub.requests[before:] if line.startswith("GET /lfs/")]
     assert len(weights) == 3
     assert all(line.endswith(" 206") for line in weights)
@@ -117,23 +117,23 @@ def test_new_downloads_no_weight(hub: LocalHub) -> None:
 def test_new_compares_a_local_source_with_a_base_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _single(tmp_path / "mine")
-    variant = written(new_manifest("mine", "o/base"), tmp_path).variants[0]
+    variant = written(new_manifest(tuned="mine", base="o/base"), tmp_path).variants[0]
     assert (variant.source.path, variant.base.repo) == ("mine", "o/base")
 
 
 @pytest.mark.usefixtures("hub")
 def test_new_says_what_a_repository_lacks() -> None:
     with pytest.raises(HubError, match="no repository o/none"):
-        new_manifest("o/none", "o/base")
+        new_manifest(tuned="o/none", base="o/base")
     with pytest.raises(HubError, match="o/base has no revision v9"):
-        new_manifest("o/tuned", "o/base@v9")
+        new_manifest(tuned="o/tuned", base="o/base@v9")
     with pytest.raises(FetchError, match=r"o/pickled@[0-9a-f]{8} holds only pytorch_model\.bin"):
-        new_manifest("o/pickled", "o/base")
+        new_manifest(tuned="o/pickled", base="o/base")
 
 
 @pytest.mark.usefixtures("hub")
 def test_pin_restores_the_manifest_that_new_wrote(tmp_path: Path) -> None:
-    text = new_manifest("o/tuned", "o/base")
+    text = new_manifest(tuned="o/tuned", base="o/base")
     source, base = resolve_revision("o/tuned", "main"), resolve_revision("o/base", "v1")
     path = tmp_path / "m.yaml"
     path.write_text(text.replace(f"\n      revision: {source}", "").replace(base, "v1"), encoding="utf-8")
@@ -148,7 +148,7 @@ def test_pin_restores_the_manifest_that_new_wrote(tmp_path: Path) -> None:
 def test_a_tag_that_does_not_exist_leaves_the_manifest_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(
-        new_manifest("o/tuned", "o/base").replace(resolve_revision("o/base", "main"), "v9"), encoding="utf-8"
+        new_manifest(tuned="o/tuned", base="o/base").replace(resolve_revision("o/base", "main"), "v9"), encoding="utf-8"
     )
     before = path.read_bytes()
     with pytest.raises(HubError, match="o/base has no revision v9"):

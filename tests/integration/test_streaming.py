@@ -18,6 +18,7 @@ from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
 from publisher.extraction import comparison
 from publisher.hub import client as hub
+from publisher.hub import streaming as hub_streaming
 from publisher.hub.local import Fault, LocalHub
 from publisher.manifest.schema import Reference
 from publisher.pipeline.run import Run, run
@@ -89,7 +90,7 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_AHEAD", 40_000)
     monkeypatch.setattr(streaming, "_known", {})
     monkeypatch.setattr(comparison, "_BLOCK", 5_000)
-    monkeypatch.setattr(hub, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
 
 
 def upload(repo: str, folder: Path) -> str:

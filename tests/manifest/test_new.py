@@ -50,7 +50,7 @@ def written(text: str) -> Manifest:
 
 
 def test_two_checkpoints_become_this_manifest(folder: Path, golden: Callable[[Path, str], None]) -> None:
-    text = new_manifest(checkpoint(folder / "tuned"), checkpoint(folder / "base"))
+    text = new_manifest(tuned=checkpoint(folder / "tuned"), base=checkpoint(folder / "base"))
     golden(Path(__file__).parents[1] / "golden/new_manifest.yaml", text)
     variant = written(text).variants[0]
     assert (variant.source.path, variant.base.path) == ("tuned", "base")
@@ -59,7 +59,7 @@ def test_two_checkpoints_become_this_manifest(folder: Path, golden: Callable[[Pa
 
 
 def test_the_example_expectation_is_sound_once_uncommented(folder: Path) -> None:
-    text = new_manifest(checkpoint(folder / "tuned"), checkpoint(folder / "base"))
+    text = new_manifest(tuned=checkpoint(folder / "tuned"), base=checkpoint(folder / "base"))
     assert written(text.replace("    # expect:", "    expect:")).variants[0].expect.layers == "40-63"
 
 
@@ -70,14 +70,14 @@ def test_an_absolute_folder_is_written_relative_to_where_one_stands(
     checkpoint(folder / "models/base")
     (folder / "here").mkdir()
     monkeypatch.chdir(folder / "here")
-    source = written(new_manifest(str(folder / "models/tuned"), "../models/base")).variants[0].source
+    source = written(new_manifest(tuned=str(folder / "models/tuned"), base="../models/base")).variants[0].source
     assert source.path == "../models/tuned"
 
 
 @pytest.mark.parametrize("name", ["my model", "v1: café #2", "--x..y__", "1", "-"])
 def test_a_folder_of_any_name_gives_a_sound_manifest(name: str, folder: Path) -> None:
     source = checkpoint(folder / name)
-    manifest = written(new_manifest(source, checkpoint(folder / "base")))
+    manifest = written(new_manifest(tuned=source, base=checkpoint(folder / "base")))
     assert (manifest.variants[0].source.path, manifest.variants[0].label) == (name, name)
 
 
@@ -85,7 +85,7 @@ def test_a_folder_of_any_name_gives_a_sound_manifest(name: str, folder: Path) ->
     ("dtype", "named"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32")]
 )
 def test_the_adapter_has_the_dtype_of_the_source(dtype: torch.dtype, named: str, folder: Path) -> None:
-    text = new_manifest(checkpoint(folder / "tuned", dtype=dtype), checkpoint(folder / "base"))
+    text = new_manifest(tuned=checkpoint(folder / "tuned", dtype=dtype), base=checkpoint(folder / "base"))
     assert written(text).variants[0].adapter.dtype == named
 
 
@@ -101,7 +101,7 @@ def test_the_adapter_has_the_dtype_of_the_source(dtype: torch.dtype, named: str,
     ],
 )
 def test_the_task_type_follows_from_the_class(config: dict[str, object], task_type: str, folder: Path) -> None:
-    text = new_manifest(checkpoint(folder / "tuned", config=config), checkpoint(folder / "base"))
+    text = new_manifest(tuned=checkpoint(folder / "tuned", config=config), base=checkpoint(folder / "base"))
     assert written(text).variants[0].adapter.task_type == task_type
 
 
@@ -119,14 +119,14 @@ def test_the_task_type_follows_from_the_class(config: dict[str, object], task_ty
 def test_the_licence_is_the_one_that_the_source_states(card: str, stated: str, folder: Path) -> None:
     source = checkpoint(folder / "tuned")
     (folder / "tuned/README.md").write_bytes(card.encode())
-    assert written(new_manifest(source, checkpoint(folder / "base"))).license == stated
+    assert written(new_manifest(tuned=source, base=checkpoint(folder / "base"))).license == stated
 
 
 def test_different_shapes_are_named_with_both_and_ten_at_most(folder: Path) -> None:
     source = checkpoint(folder / "tuned", {f"w{index:02}.weight": (2, 3) for index in range(12)})
     base = checkpoint(folder / "base", {f"w{index:02}.weight": (2, 4) for index in range(12)})
     with pytest.raises(ExtractionError, match="12 tensors differ in shape between tuned and base") as caught:
-        new_manifest(source, base)
+        new_manifest(tuned=source, base=base)
     assert "w09.weight [2, 3] and [2, 4], and 2 more" in str(caught.value)
     assert "w10" not in str(caught.value)
 
@@ -135,25 +135,25 @@ def test_checkpoints_without_a_matrix_in_common_are_no_pair(folder: Path) -> Non
     source = checkpoint(folder / "tuned", {"model.a.weight": (2, 3), "norm.weight": (3,)})
     base = checkpoint(folder / "base", {"a.weight": (2, 3), "norm.weight": (3,)})
     with pytest.raises(ExtractionError, match=r"no weight matrix in common: one holds model\.a\.weight"):
-        new_manifest(source, base)
+        new_manifest(tuned=source, base=base)
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": "x"}, {"architectures": ["a.b"]}])
 def test_a_config_that_names_no_class_is_refused(config: dict[str, object], folder: Path) -> None:
     source = checkpoint(folder / "tuned", config=config)
     with pytest.raises(PublisherError, match=r"config\.json of tuned does not say which class"):
-        new_manifest(source, checkpoint(folder / "base"))
+        new_manifest(tuned=source, base=checkpoint(folder / "base"))
 
 
 def test_a_quantised_source_is_refused(folder: Path) -> None:
     source = checkpoint(folder / "tuned", dtype=torch.int8)
     with pytest.raises(PublisherError, match="tuned holds tensors of I8 alone"):
-        new_manifest(source, checkpoint(folder / "base"))
+        new_manifest(tuned=source, base=checkpoint(folder / "base"))
 
 
 def test_a_folder_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(FetchError, match="nowhere"):
-        new_manifest("./nowhere", checkpoint(folder / "base"))
+        new_manifest(tuned="./nowhere", base=checkpoint(folder / "base"))
 
 
 def test_check_pin_and_new_start_without_torch() -> None:

@@ -34,7 +34,7 @@ from publisher.records.extraction import (
     spectrum_places,
 )
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import LoaderFinding, LoaderVerdict
+from publisher.records.loaders import LoaderFinding, Loaders, LoaderVerdict
 from publisher.records.verification import Fp8Verification, Limits, Verification, VerificationSet
 from publisher.release.card import check_card, render_card, stamp
 from publisher.release.evidence import VariantEvidence, load_evidence
@@ -168,7 +168,6 @@ def extraction(variant: Variant, *, rank: int, narrow: int) -> Extraction:
         ),
         summary=summary(found, layers=f"{first}-{last}", total=last + 1),
         modules=found,
-        loaders=loaders(rank, narrow),
     )
 
 
@@ -227,15 +226,20 @@ def clef() -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     first = extraction(large, rank=256, narrow=48)
     second = extraction(small, rank=256, narrow=32)
     return manifest, (
-        VariantEvidence(variant=large, extraction=first, verification=on_fp8(first)),
-        VariantEvidence(variant=small, extraction=second, verification=None),
+        VariantEvidence(variant=large, extraction=first, verification=on_fp8(first), loaders=loaders(256, 48)),
+        VariantEvidence(variant=small, extraction=second, verification=None, loaders=loaders(256, 32)),
     )
 
 
 def demo() -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     manifest = load_manifest(MANIFESTS / "demo.yaml")
     return manifest, tuple(
-        VariantEvidence(variant=variant, extraction=extraction(variant, rank=12, narrow=6), verification=None)
+        VariantEvidence(
+            variant=variant,
+            extraction=extraction(variant, rank=12, narrow=6),
+            verification=None,
+            loaders=loaders(12, 6),
+        )
         for variant in manifest.variants
     )
 
@@ -254,7 +258,9 @@ def case(request: pytest.FixtureRequest) -> tuple[Manifest, tuple[VariantEvidenc
 def with_summary(evidence: VariantEvidence, **changes: Any) -> VariantEvidence:
     changed = evidence.extraction.summary.model_copy(update=changes)
     made = evidence.extraction.model_copy(update={"summary": changed})
-    return VariantEvidence(variant=evidence.variant, extraction=made, verification=evidence.verification)
+    return VariantEvidence(
+        variant=evidence.variant, extraction=made, verification=evidence.verification, loaders=evidence.loaders
+    )
 
 
 # --- the text -----------------------------------------------------------------------------------------------
@@ -349,9 +355,20 @@ def leaves(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield place, value
 
 
+def judged(item: VariantEvidence) -> Loaders:
+    """The loaders.json of this evidence."""
+    summary = item.extraction.summary
+    return Loaders(
+        path=item.extraction.path,
+        adapter_sha256=summary.adapter.sha256,
+        config_sha256=summary.config.sha256,
+        verdicts=item.loaders,
+    )
+
+
 def artefacts(manifest: Manifest, evidence: tuple[VariantEvidence, ...]) -> dict[str, Any]:
     """What the card may draw on; single modules are left out, since it quotes none."""
-    records: list[Record] = [item.extraction for item in evidence]
+    records: list[Record] = [record for item in evidence for record in (item.extraction, judged(item))]
     records += [item.verification for item in evidence if item.verification]
     dumped = [record.model_dump(mode="json") for record in records]
     return {"manifest": manifest.model_dump(mode="json"), "records": [d | {"modules": None} for d in dumped]}
@@ -531,14 +548,12 @@ def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() 
 
 def test_a_variant_without_verdicts_has_no_column_and_a_card_without_any_no_table() -> None:
     manifest, (first, second) = clef()
-    old = VariantEvidence(
-        variant=second.variant, extraction=second.extraction.model_copy(update={"loaders": ()}), verification=None
-    )
+    old = VariantEvidence(variant=second.variant, extraction=second.extraction, verification=None)
     one = render(manifest, (first, old))
     assert "| Loader | Rules of | Clef (27B) |\n" in one
     bare = VariantEvidence(
         variant=first.variant,
-        extraction=first.extraction.model_copy(update={"loaders": ()}),
+        extraction=first.extraction,
         verification=first.verification,
     )
     assert "Loads with" not in render(manifest, (bare, old))
@@ -549,8 +564,9 @@ def test_adapters_that_load_everywhere_have_nothing_in_their_way() -> None:
     fine = tuple(
         VariantEvidence(
             variant=e.variant,
-            extraction=e.extraction.model_copy(update={"loaders": (loader("PEFT"), loader("vLLM"))}),
+            extraction=e.extraction,
             verification=None,
+            loaders=(loader("PEFT"), loader("vLLM")),
         )
         for e in evidence
     )
@@ -740,6 +756,7 @@ def stage(folder: Path, evidence: tuple[VariantEvidence, ...]) -> Path:
         item.extraction.write(folder / item.variant.folder / "extraction.json")
         if item.verification:
             item.verification.write(folder / item.variant.folder / "verification.json")
+        judged(item).write(folder / item.variant.folder / "loaders.json")
     return folder
 
 

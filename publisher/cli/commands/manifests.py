@@ -24,7 +24,7 @@ def new(source: str, base: str, output: Path | None) -> None:
     if output is not None and output.exists():
         raise ManifestError(f"{output} exists", next_step="name another file with --output")
     quiet_libraries()
-    text = new_manifest(source, base)
+    text = new_manifest(tuned=source, base=base)
     if output is None:
         echo(text, nl=False)
         return

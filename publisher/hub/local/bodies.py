@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from starlette.requests import Request
 
+from publisher.border.json_text import parse_json_object
 from publisher.border.limits import LIMITS
 from publisher.hub.local.refusals import bad_request, too_large
 from publisher.hub.local.repositories import checked_path
@@ -48,15 +49,11 @@ async def json_object(request: Request) -> dict[str, Any]:
 
 
 def object_in(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in `text`; refused (400) if it is none, is too deep, or holds half a character."""
+    """Return the JSON object in `text`; refused (400) if it is none, or passes a bound of the border."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise bad_request("the body is not a JSON object")
-    _require_sound(value)
-    return value
+        return parse_json_object(text)
+    except ValueError as error:
+        raise bad_request(f"the body cannot be read as a JSON object: {error}") from None
 
 
 def text_in(body: dict[str, Any], name: str, default: str | None = None) -> str:
@@ -133,34 +130,6 @@ def _require_plain(text: str) -> None:
             raise ValueError("it is too deep")
         if event.__class__ is yaml.AliasEvent:  # ten aliases, each ten times the last one, fill any memory
             raise ValueError("it holds an alias")
-
-
-def _require_sound(value: Any) -> None:
-    """Refuse (400) a JSON value that is too deep or whose text cannot be written as UTF-8."""
-    level = [value]
-    for _ in range(LIMITS.json_depth):
-        if not level:
-            return
-        if not all(_is_whole(text) for item in level for text in _texts(item)):
-            raise bad_request("the body holds half a character")
-        level = [child for item in level for child in _children(item)]
-    raise bad_request(f"the body is nested more than {LIMITS.json_depth} deep")
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
-
-
-def _children(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 class _TextDates(_LOADER):  # type: ignore[misc]

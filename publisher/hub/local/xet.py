@@ -15,7 +15,6 @@ from threading import Lock
 from publisher.hub.local.lfs import LfsStore
 from publisher.hub.local.refusals import bad_request
 from publisher.hub.local.xet_format import Segment, XetFile, chunk_content, chunk_offsets, files_in_shard
-from publisher.records.files import write_text
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -72,8 +71,8 @@ class XetStore:
             for piece in self._pieces(file.segments):
                 rebuilt.write(piece)
             oid = rebuilt.keep(file.sha256)
-        write_text(self._path("files", file.hash), json.dumps([asdict(segment) for segment in file.segments]))
-        write_text(self._path("names", oid), file.hash)
+        _write_whole(self._path("files", file.hash), json.dumps([asdict(segment) for segment in file.segments]))
+        _write_whole(self._path("names", oid), file.hash)
 
     def _pieces(self, segments: tuple[Segment, ...]) -> Iterator[bytes]:
         opened = lru_cache(maxsize=1)(self._read_xorb)  # neighbouring segments mostly lie in one xorb of up to 64 MiB
@@ -97,3 +96,10 @@ class XetStore:
         if not _HASH.fullmatch(name):
             raise bad_request("Xet names things by 64 hex digits")
         return self._folder / folder / name
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a text so that a reader sees all of it or none; only one thread at a time adds files."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

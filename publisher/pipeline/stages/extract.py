@@ -22,7 +22,7 @@ from publisher.adapters.residual import planned
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
-from publisher.checkpoints.pairs import TensorPair, opened
+from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
@@ -37,7 +37,7 @@ from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.checkpoint import FileDigest, Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools
+from publisher.records.extraction import Extraction, ModuleExtraction, ModuleFigures, Settings, Tools
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
@@ -68,31 +68,30 @@ def extract(
         ExtractionError: naming every tensor or expectation that stands in the way.
         EngineError: the cluster fails.
     """
-    with opened(source, base) as sides:
-        headers, readers = sides.headers[0], sides.readers
-        seen = compared(variant, sides, engine=engine, progress=progress)
+    with open_pair(base=base, tuned=source) as both:
+        headers = both.headers.tuned
+        seen = compared(variant, both, engine=engine, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         if variant.adapter.method == "exact":
             _require_intervals(seen, headers, label=variant.label)
         _require_exports(variant, seen, headers=headers, base=base)
-        require_kin(seen.changed, readers)
+        require_kin(seen.changed, both.readers)
         tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-        kept = shelf(work, _arithmetic_key(variant, sides.snapshots, machine=engine.machine, tools=tools))
+        kept = shelf(work, _arithmetic_key(variant, both.snapshots, machine=engine.machine, tools=tools))
         _require_room(variant.adapter, [headers[name].shape for name in seen.changed], work=work, kept=kept)
-        pairs = [sides.pair(name) for name in seen.changed]
+        pairs = [both.tensors(name) for name in seen.changed]
         modules = _finished(
-            pairs, Extracting(sides.snapshots, variant.adapter), engine=engine, kept=kept, progress=progress
+            pairs, Extracting(both.snapshots, variant.adapter), engine=engine, kept=kept, progress=progress
         )
         _require_signal(modules)
         require_low_rank(modules, found=not isinstance(variant.adapter.rank, int))
         progress("writing the adapter")
-        carried = {key: _planned(readers[0], headers[name], name) for key, name in carried_keys(seen.carried).items()}
+        keys = carried_keys(seen.carried)
+        carried = {key: _planned(both.readers.tuned, headers[name], name) for key, name in keys.items()}
         write = partial(
             _write, variant=variant, kept=kept, carried=carried, dtype=torch_dtype(headers[seen.changed[0]])
         )
-        return _assemble(
-            modules, variant, seen=seen, snapshots=sides.snapshots, tools=tools, staged=staged, write=write
-        )
+        return _assemble(modules, variant, seen=seen, snapshots=both.snapshots, tools=tools, staged=staged, write=write)
 
 
 def _require_exports(
@@ -135,7 +134,7 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 
 def _finished(
     pairs: Sequence[TensorPair], job: Extracting, *, engine: Engine, kept: Shelf, progress: Progress
-) -> tuple[ModuleExtraction, ...]:
+) -> tuple[ModuleFigures, ...]:
     """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
 
     While the next modules are computed, the one before is written.
@@ -169,19 +168,19 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
         raise no_room(work.parent, name="the adapter and its modules", size=needed, reason="seen beforehand")
 
 
-def _arithmetic_key(variant: Variant, snapshots: tuple[Snapshot, Snapshot], *, machine: Machine, tools: Tools) -> str:
+def _arithmetic_key(variant: Variant, snapshots: Sides[Snapshot], *, machine: Machine, tools: Tools) -> str:
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in snapshots]
     settings = variant.adapter.model_dump(include={"method", "rank", "dtype", "residual"})
     digits = [machine.threads, machine.capability]  # both move the last ones
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, digits])
 
 
-def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+def _require_signal(modules: Sequence[ModuleFigures]) -> None:
     silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
-            expected="singular values above the noise edge",
+            expected="singular values above the spectral noise threshold",
             next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
         )
 
@@ -190,25 +189,31 @@ def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
 
 
 def _assemble(
-    modules: Sequence[ModuleExtraction],
+    figures: Sequence[ModuleFigures],
     variant: Variant,
     *,
     seen: Comparison,
-    snapshots: tuple[Snapshot, Snapshot],
+    snapshots: Sides[Snapshot],
     tools: Tools,
     staged: Path,
     write: Callable[[Path, Sequence[ModuleExtraction]], None],
 ) -> Extraction:
-    rank = max(module.rank for module in modules)
+    rank = max(found.rank for found in figures)
     uniform = variant.adapter.layout == "uniform"
-    modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
-    figures = tuple(oriented(module, seen.transposed) for module in modules)
-    source, base = (snapshot.checkpoint for snapshot in snapshots)
-    config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
+    modules = tuple(
+        ModuleExtraction.of(
+            found,
+            alpha=rank if uniform else found.rank,
+            transposed=f"{found.name}.weight" in seen.transposed,
+        )
+        for found in figures
+    )
+    base, source = (snapshot.checkpoint for snapshot in snapshots)
+    config = adapter_config(variant, modules, rank=rank, base=base, carried=seen.carried)
     write_text(staged / ADAPTER_CONFIG, canonical_json(config))
-    write(staged, figures)
+    write(staged, modules)
     residual = staged / RESIDUAL
-    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots[1].folder))
+    exports = write_exports(variant, modules, folder=staged, config=read_config(snapshots.base.folder))
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -217,14 +222,14 @@ def _assemble(
         settings=_settings(variant),
         tools=tools,
         summary=summarise(
-            figures,
+            modules,
             seen,
             adapter=FileDigest.of(staged / ADAPTER),
             config=FileDigest.of(staged / ADAPTER_CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
             exports=exports,
         ),
-        modules=figures,
+        modules=modules,
     )
     extraction.write(staged / EXTRACTION)
     return extraction
@@ -248,13 +253,6 @@ def _write(
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
         write_tensors(staged / RESIDUAL, planned(modules, kept.residual, dtype=dtype))
-
-
-def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
-    """The module with its orientation stated, if its weight is among those stored as (in, out)."""
-    if f"{module.name}.weight" not in transposed:
-        return module
-    return module.model_copy(update={"transposed": True})
 
 
 def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:

@@ -135,7 +135,7 @@ def _download(reference: Reference, progress: Progress) -> Path:
     for name in missing:
         tell = _told(f"downloading {repo} {name}", progress, before=before, total=total)
         tell(0)
-        hub.download(repo, revision, filename=name, heard=tell)
+        hub.download(repo, revision, filename=name, on_bytes=tell)
         before += sizes.get(name, 0)
     return folder
 

@@ -206,7 +206,7 @@ def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target, progr
             parent=plan.parent or "",
             pull_request=target.pull_request,
             at=target.destination,
-            told=_uploads(plan, progress),
+            on_upload=_uploads(plan, progress),
         )
     except (StaleParentError, UnclearAnswerError) as error:
         return _Landed(_found_after(error, plan, root, target=target), recovered=True)

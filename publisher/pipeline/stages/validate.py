@@ -32,14 +32,15 @@ from publisher.adapters.loading import (
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.headers import TensorHeader
-from publisher.checkpoints.pairs import Sides, TensorPair, opened, readers_of
+from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Begin, Engine, Finish, Tell
 from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.merge_quality import merge_quality
+from publisher.numerics.randomness import seeded
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import ADAPTER, RESIDUAL
@@ -176,17 +177,17 @@ def require_numbers(
         progress(what, len(found), len(extraction.modules))
 
     with (
-        opened(source, base) as sides,
+        open_pair(base=base, tuned=source) as both,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
         _residuals(extraction, staged) as residuals,
     ):
-        claims = (_claim(module, sides, adapter=adapter, residuals=residuals) for module in extraction.modules)
-        with engine.run(Checking(sides.snapshots), claims, tell=tell) as results:
+        claims = (_claim(module, both, adapter=adapter, residuals=residuals) for module in extraction.modules)
+        with engine.run(Checking(both.snapshots), claims, tell=tell) as results:
             for claim, checked in results:
                 found[claim.module.name] = checked
         problems = [problem for module in extraction.modules for problem in found[module.name].problems]
         for key, name in carried_keys(extraction.summary.carried).items():
-            if not torch.equal(adapter.get_tensor(key), sides.readers[0].read(name)):
+            if not torch.equal(adapter.get_tensor(key), both.readers.tuned.read(name)):
                 problems.append(f"{key} is not the source's {name}")
     _require_none(problems, "base + adapter differs from what extraction.json claims")
     return max((checked.difference for checked in found.values()), default=0.0)
@@ -212,12 +213,12 @@ class _Checked:
 
 
 def _claim(
-    module: ModuleExtraction, sides: Sides, *, adapter: Any, residuals: Callable[[str], Residual] | None
+    module: ModuleExtraction, both: CheckpointPair, *, adapter: Any, residuals: Callable[[str], Residual] | None
 ) -> Claim:
     a, b = (adapter.get_tensor(key) for key in sorted(_tensors_of(module)))
     if module.transposed:
         a, b = b.T, a.T
-    return Claim(module, sides.pair(f"{module.name}.weight"), b, a, residuals(module.name) if residuals else None)
+    return Claim(module, both.tensors(f"{module.name}.weight"), b, a, residuals(module.name) if residuals else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class Checking(PairJob[Claim, _Checked]):
 
     def _read(self, claim: Claim, device: torch.device) -> Finish[_Checked]:
         with readers_of(self.snapshots, [claim.weights]) as readers:
-            source, base = (reader.read(claim.weights.name) for reader in readers)
+            base, source = (reader.read(claim.weights.name) for reader in readers)
 
         def finish(tell: Tell) -> _Checked:
             del tell
@@ -260,7 +261,7 @@ def _checked(claim: Claim, base: torch.Tensor, *, source: torch.Tensor) -> _Chec
         problems += _merge_problems(
             module.name, module.recovery, (base, source), factors=(b, a), residual=claim.residual
         )
-    found = lora.merge_quality(base, source, b=b, a=a)
+    found = merge_quality(base=base, tuned=source, b=b, a=a)
     exact = found.exact_elements / math.prod(module.shape)
     differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
     if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
@@ -358,7 +359,7 @@ def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, releas
 
 def _token_ids(config: Any) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
-    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=lora.seeded("tokens", torch.device("cpu")))
+    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=seeded("tokens", torch.device("cpu")))
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

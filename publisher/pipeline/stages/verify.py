@@ -189,7 +189,7 @@ def _missing(session: _Session, model: Model, logs: Sequence[AnswerLog]) -> list
 
 
 def _ask(session: _Session, model: Model, *, missing: Sequence[RequestBatch], logs: Sequence[AnswerLog]) -> None:
-    """Let the model answer the missing batches, and add each to its log as it comes."""
+    """Ask the model the missing batches, and add the answers to each to its log as they come."""
     total = sum(len(file.requests) for file in session.inputs.request_files)
     left = sum(len(batch.requests) for batch in missing)
 
