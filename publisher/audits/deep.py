@@ -91,7 +91,7 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
     claims: dict[str, Callable[[_Case], str]] = {
         "comparison": comparison,
         "extraction": extracted_again,
-        "residuals": residuals,
+        "reconstruction": reconstruction,
         "function": function,
     }
     for name, claim in claims.items():
@@ -163,12 +163,12 @@ def extracted_again(case: _Case) -> str:
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
     again: dict[str, ModuleFigures] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
     with open_pair(base=case.base, tuned=case.source) as both:
         job = Extracting(both.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
+        with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
@@ -204,7 +204,7 @@ def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecove
         yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
 
 
-def residuals(case: _Case) -> str:
+def reconstruction(case: _Case) -> str:
     """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
     _require_modules(case)
     try:

@@ -15,8 +15,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
-from publisher.adapters.loading import Adapter as Loadable
-from publisher.adapters.loading import load_on_config, quiet
+from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
@@ -374,7 +373,7 @@ def _loads(adapter: Adapter, base: Path) -> str:
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
-            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
+            problems = load_on_config(name, shapes, config=base, adapter=AdapterLocation(adapter.folder))[1]
         except ValidationError as error:
             problems = [error.found]
         if not problems:

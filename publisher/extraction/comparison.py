@@ -14,19 +14,19 @@ from functools import partial
 
 import torch
 
+from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
 from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, readers_of
 from publisher.checkpoints.reading import Reader
-from publisher.engines import Begin, Engine, Tell
+from publisher.engines import Begin, Engine, Report
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.modules_to_save import carried_modules, named_by, require_matches
 from publisher.extraction.pair_job import PairJob
 from publisher.records.extraction import Carried, LeftOut
 from publisher.records.progress import Progress
 
-_FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 _GROUP = 1 << 28  # bytes of a side that are compared as one unit, at least
 _BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
@@ -113,10 +113,10 @@ def _different(both: CheckpointPair, shared: Sequence[str], *, engine: Engine, p
     pairs = [pair for pair in map(both.tensors, shared) if not _one_file(pair.tuned, pair.base)]
     found, done = set[str](), len(shared) - len(pairs)
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, done, len(shared))
 
-    with engine.run(Comparing(both.snapshots), _groups(pairs), tell=tell) as results:
+    with engine.run(Comparing(both.snapshots), _groups(pairs), report=report) as results:
         for group, different in results:
             found |= different
             done += len(group)
@@ -158,8 +158,8 @@ class Comparing(PairJob[Group, set[str]]):
         del device
         yield lambda group: partial(self._different, group)
 
-    def _different(self, group: Group, tell: Tell) -> set[str]:
-        del tell
+    def _different(self, group: Group, report: Report) -> set[str]:
+        del report
         with readers_of(self.snapshots, group) as readers:
             return {pair.name for pair in group if not same(pair.name, readers)}
 
@@ -188,7 +188,7 @@ def preflight(
         if ours.shape != theirs.shape:
             grown = f" ({_rows(ours, theirs)})" if is_table(name) and ours.shape[1:] == theirs.shape[1:] else ""
             problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base{grown}"
-        elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= _FLOATS:
+        elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= LORA_DTYPES:
             problems[name] = f"is {ours.dtype} in the source and {theirs.dtype} in the base"
     require_matches("ignore", ignore, {*source, *base}, of="in either checkpoint")
     open_problems = {name: what for name, what in problems.items() if not named_by(name, ignore)}
@@ -211,7 +211,7 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     class, is the judge in the end.
     """
     matrix = name.endswith(".weight") and len(header.shape) == 2  # noqa: PLR2004 - rows and columns
-    return matrix and header.dtype in _FLOATS and not is_table(name)
+    return matrix and header.dtype in LORA_DTYPES and not is_table(name)
 
 
 def is_table(name: str) -> bool:
@@ -364,12 +364,12 @@ def weighed(both: CheckpointPair, names: Sequence[str], *, engine: Engine, progr
     """
     found: dict[str, float] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, len(found), len(names))
 
     pairs = [both.tensors(name) for name in names]
     if pairs:
-        with engine.run(Weighing(both.snapshots), pairs, tell=tell) as results:
+        with engine.run(Weighing(both.snapshots), pairs, report=report) as results:
             for pair, square in results:  # one by one, as progress counts them
                 found[pair.name] = square
     return {name: found[name] for name in names}

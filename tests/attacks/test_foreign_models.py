@@ -413,5 +413,5 @@ def test_another_size_of_the_base_is_remedied_by_the_base_not_by_the_class(adapt
 
 def test_a_subject_reads_no_more_than_it_needs(adapter: Path) -> None:
     subject = read_subject(adapter, Base(adapter.parent / "base", "LlamaForCausalLM"))
-    assert subject.zeros == frozenset()
-    assert subject.doubled == []
+    assert subject.zero_factors == frozenset()
+    assert subject.repeated == []

@@ -112,8 +112,8 @@ def compat(*, require: tuple[str, ...], **given: Any) -> "Judged":
 @prints_result
 def merge(*, manifest: Path, progress: "Progress", **given: Any) -> "Merged":
     """Write base + adapter as one complete checkpoint, for engines that cannot load an adapter."""
-    from publisher.cli.merge import Request
-    from publisher.cli.merge import merge as write_merged
+    from publisher.pipeline.merge import Request
+    from publisher.pipeline.merge import merge as write_merged
 
     return write_merged(Request(manifest, **given), progress)
 

@@ -19,19 +19,19 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned
-from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.io_threads import Behind
+from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
 from publisher.extraction.model_structure import compared
-from publisher.extraction.module import DTYPES, Extracting
+from publisher.extraction.module import Extracting
 from publisher.extraction.module_cache import Shelf, shelf
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
@@ -141,16 +141,16 @@ def _finished(
     """
     found = {pair: kept.figures(pair.name.removesuffix(".weight")) for pair in pairs}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, sum(map(bool, found.values())), len(found))
 
     missing = [pair for pair in pairs if found[pair] is None]
     for pair in missing:
         if kept.has_files_of(pair.name.removesuffix(".weight")):
             progress(f"making {pair.name} again: what was kept of it is not whole")
-    with Behind() as writing, engine.run(job, missing, tell=tell) as results:
+    with WriteBehind() as writing, engine.run(job, missing, report=report) as results:
         for pair, module in results:
-            writing.do(kept.put, module)
+            writing.submit(kept.put, module)
             found[pair] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
 
@@ -159,7 +159,7 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
     """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
-    every, width = list(shapes), DTYPES[settings.dtype].itemsize
+    every, width = list(shapes), ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in every) * width
     exports = sum(map(sum, every)) * settings.rank * sum({"gguf": 4, "mlx": width}[one] for one in settings.exports)
     needed = 2 * adapter + exports - kept.size()
@@ -248,7 +248,7 @@ def _write(
 
     And residual.safetensors, whose values are in the source's `dtype`; one that is not asked for any more goes.
     """
-    factors = DTYPES[variant.adapter.dtype]
+    factors = ADAPTER_DTYPES[variant.adapter.dtype]
     write_adapter(staged / ADAPTER, modules, dtype=factors, load=kept.factors, carried=carried)
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
