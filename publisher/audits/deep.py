@@ -20,8 +20,7 @@ from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
-from publisher.extraction.comparison import Comparison
-from publisher.extraction.model_structure import compared
+from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
@@ -91,7 +90,7 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
     claims: dict[str, Callable[[_Case], str]] = {
         "comparison": comparison,
         "extraction": extracted_again,
-        "residuals": residuals,
+        "reconstruction": reconstruction,
         "function": function,
     }
     for name, claim in claims.items():
@@ -154,7 +153,13 @@ def comparison(case: _Case) -> str:
 
 def _compared(case: _Case) -> Comparison:
     with open_pair(base=case.base, tuned=case.source) as both:
-        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
+        return compare(
+            both,
+            case.variant.adapter,
+            model_class=case.variant.model_class,
+            engine=case.bench.engine,
+            progress=case.bench.progress,
+        )
 
 
 def extracted_again(case: _Case) -> str:
@@ -163,12 +168,12 @@ def extracted_again(case: _Case) -> str:
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
     again: dict[str, ModuleFigures] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
     with open_pair(base=case.base, tuned=case.source) as both:
         job = Extracting(both.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
+        with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
@@ -204,7 +209,7 @@ def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecove
         yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
 
 
-def residuals(case: _Case) -> str:
+def reconstruction(case: _Case) -> str:
     """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
     _require_modules(case)
     try:

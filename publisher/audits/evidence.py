@@ -15,8 +15,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
-from publisher.adapters.loading import Adapter as Loadable
-from publisher.adapters.loading import load_on_config, quiet
+from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
@@ -131,7 +130,7 @@ def recorded_config(adapter: Adapter) -> str:
     variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
     base = _pinned(variant, extraction.base)
     carried, rank = extraction.summary.carried, max(module.rank for module in modules)
-    expected = adapter_config(variant, modules, rank=rank, base=base, carried=carried)
+    expected = adapter_config(modules, task_type=variant.adapter.task_type, rank=rank, base=base, carried=carried)
     fields = sorted(found.keys() | expected.keys())
     require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
     return f"{len(fields)} fields, as manifest and modules give them"
@@ -355,7 +354,7 @@ def exported(adapter: Adapter) -> str:
     exports, config = extraction.settings.exports, read_json(_base_folder(adapter) / MODEL_CONFIG)
     if lacking := missing_package(exports):
         raise UncheckedError(f"the package {lacking} is not installed")
-    peft = peft_adapter(variant, extraction.modules, folder=adapter.folder, config=config)
+    peft = peft_adapter(variant.model_class, extraction.modules, folder=adapter.folder, config=config)
     require_none(export_problems(exports, adapter.folder, adapter=peft))
     return f"{', '.join(exports)}: the same B A in {len(extraction.modules)} modules, at scale 1"
 
@@ -374,7 +373,7 @@ def _loads(adapter: Adapter, base: Path) -> str:
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
-            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
+            problems = load_on_config(name, shapes, config=base, adapter=AdapterLocation(adapter.folder))[1]
         except ValidationError as error:
             problems = [error.found]
         if not problems:

@@ -26,7 +26,7 @@ from publisher.numerics.noise import Noise, expected_error
 from publisher.numerics.svd import Decomposition, decompose, factors_of
 from publisher.records.extraction import PLATEAU
 
-TOLD_APART = 1.02  # what the residuals of the two arithmetics must be apart by
+TOLD_APART = 1.02  # what the misfits of the two arithmetics must be apart by
 REACHED = 0.9999  # a share from which no other arithmetic is tried
 RANKS_BEYOND = 16  # of those above the noise, and as many again: how far a rank to be found is raised
 
@@ -199,7 +199,7 @@ def _try(
     on_iteration: OnIteration,
     share_to_beat: float,
 ) -> _Try:
-    """Fit the factors by this arithmetic.
+    """Find factors by this arithmetic.
 
     Where not even all possible elements would beat another's share, nothing is fitted, and that is the share.
     """
@@ -212,7 +212,7 @@ def _try(
 
 
 def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, bool]:
-    """Return the arithmetic whose noise explains the SVD's residual better, and whether the two differ enough to tell.
+    """Return the arithmetic whose noise explains the SVD's misfit better, and whether the two differ enough to tell.
 
     A delta that is rounded first adds the noise of its own steps, step^2 / 12 an element, to that of the sum.
     """
@@ -225,7 +225,7 @@ def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, boo
     once = weight.noise.norm * absorbed
     twice = math.hypot(weight.noise.norm, math.sqrt(first_rounding)) * absorbed
     apart = twice > TOLD_APART * once
-    if apart and abs(svd.residual - twice) < abs(svd.residual - once):
+    if apart and abs(svd.misfit - twice) < abs(svd.misfit - once):
         return "update rounded first", apart
     return "one rounding", apart
 

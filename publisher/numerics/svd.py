@@ -23,7 +23,7 @@ OVERSAMPLING = 32  # columns beyond the rank: enough to see the gap after it
 FIRST_WIDTH = 128  # where the rank is not known beforehand
 EXACT_BELOW = 256  # shorter side up to which the exact SVD costs nothing
 POWER_ITERATIONS = 6  # before the method counts as not settling
-SETTLED = 5e-4  # of the squared residual: a quarter of the 0.1 % that the residual may lie above the optimum
+SETTLED = 5e-4  # of the squared misfit: a quarter of the 0.1 % that the misfit may lie above the optimum
 RESOLUTION = 4 * torch.finfo(torch.float32).eps  # of the largest singular value: float32 sees nothing below
 WELL_CONDITIONED = 1e3  # columns whose orthonormal basis one pass of CholeskyQR gives to ten digits
 KRYLOV_BLOCK = 8
@@ -41,7 +41,7 @@ class Decomposition:
         s: (rank,), float32, descending.
         v: (n, rank), float32; the entry of largest magnitude of each column is positive.
         sigma_next: first singular value left out; None at full width.
-        residual: Frobenius norm of D - u s v^T.
+        misfit: Frobenius norm of D - u s v^T.
         method: which SVD it was.
     """
 
@@ -49,7 +49,7 @@ class Decomposition:
     s: Tensor
     v: Tensor
     sigma_next: float | None
-    residual: float
+    misfit: float
     method: Method
 
     @property
@@ -81,14 +81,14 @@ class _Goal:
         return min(self.rank, int(values.shape[0]))
 
     def missing(self, values: Tensor, keep: int) -> float:
-        """Estimate the squared residual of the values kept, well enough to see it settle."""
+        """Estimate the squared misfit of the values kept, well enough to see it settle."""
         return max(self.total - squared_norm(values[:keep]), 0.0)
 
 
 def decompose(delta: Tensor, *, rank: Rank, threshold: float, name: str) -> Decomposition:
     """Compute the truncated SVD of a delta.
 
-    The randomized method starts with a width beyond the rank and iterates until the residual settles. It widens
+    The randomized method starts with a width beyond the rank and iterates until the misfit settles. It widens
     when the captured spectrum does not reach below the threshold, and gives way to the exact SVD when the width
     would reach half of the shorter side.
 
@@ -119,14 +119,14 @@ def _exact(delta: Tensor, goal: _Goal) -> Decomposition:
     keep = min(replace(goal, total=squared_norm(s)).kept(s), s.shape[0])
     svd = _with_signs(u[:, :keep].float(), s[:keep].float(), vh[:keep].T.float())
     sigma_next = float(s[keep]) if keep < s.shape[0] else None
-    _, residual = _left_over(delta, svd)
-    return Decomposition(*svd, sigma_next, residual, "exact svd")
+    _, misfit = _left_over(delta, svd)
+    return Decomposition(*svd, sigma_next, misfit, "exact svd")
 
 
 def _randomized(delta: Tensor, goal: _Goal, *, width: int, generator: torch.Generator) -> Decomposition | None:
     """Decompose by power iteration on a random start of this width.
 
-    Return None where the width shows no end of the signal or the residual does not settle. The first pass only turns
+    Return None where the width shows no end of the signal or the misfit does not settle. The first pass only turns
     the random start towards the leading space, so that its products may be rough; what is kept of it is refined at
     least once in float32.
     """
@@ -151,13 +151,13 @@ def _randomized(delta: Tensor, goal: _Goal, *, width: int, generator: torch.Gene
 def _truncated(delta: Tensor, svd: tuple[Tensor, Tensor, Tensor], *, keep: int) -> Decomposition:
     u, s, v = svd
     kept = _with_signs(u[:, :keep], s[:keep], v[:, :keep])
-    rest, residual = _left_over(delta, kept)
+    rest, misfit = _left_over(delta, kept)
     _, sigma_next, _ = leading_singular_value(rest, v[:, keep : keep + KRYLOV_BLOCK], depth=NEXT_DEPTH)
-    return Decomposition(*kept, sigma_next, residual, "randomized svd")
+    return Decomposition(*kept, sigma_next, misfit, "randomized svd")
 
 
 def _is_settled(before: float, missing: float, *, values: Tensor, keep: int, total: float) -> bool:
-    """Return whether another power iteration would hardly change the squared residual any more.
+    """Return whether another power iteration would hardly change the squared misfit any more.
 
     Each iteration shrinks what is missing by (sigma_width / sigma_keep)^4, so the last change bounds the next ones.
     """

@@ -16,7 +16,7 @@ from publisher.checkpoints import streaming
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
-from publisher.extraction import comparison
+from publisher.extraction import delta_norms, tensor_bytes
 from publisher.hub import client as hub
 from publisher.hub import streaming as hub_streaming
 from publisher.hub.local import Fault, LocalHub
@@ -80,7 +80,8 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(streaming, "_AHEAD", 40_000)
     monkeypatch.setattr(streaming, "_known", {})
-    monkeypatch.setattr(comparison, "_BLOCK", 5_000)
+    monkeypatch.setattr(tensor_bytes, "BLOCK", 5_000)
+    monkeypatch.setattr(delta_norms, "BLOCK", 5_000)
     monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
 
 

@@ -130,7 +130,7 @@ def test_the_residual_of_a_fit_of_the_true_rank_is_the_expected_error(rank: int)
     delta = delta_of(base=base, tuned=source)
     found = decompose(delta, rank=rank, threshold=0.0, name="x")
     expected = expected_error(rounding_noise(source, name="x").norm, shape=(320, 400), rank=rank)
-    assert 0.9 < found.residual / expected < 1.1
+    assert 0.9 < found.misfit / expected < 1.1
 
 
 def test_at_full_width_nothing_is_left() -> None:
@@ -138,7 +138,7 @@ def test_at_full_width_nothing_is_left() -> None:
     delta = delta_of(base=base, tuned=source)
     found = decompose(delta, rank=64, threshold=0.0, name="x")
     assert (found.rank, found.sigma_next, found.method) == (24, None, "exact svd")
-    assert found.residual < 1e-6 * float(delta.norm())
+    assert found.misfit < 1e-6 * float(delta.norm())
     assert expected_error(1.0, shape=(24, 300), rank=24) == 0
 
 
@@ -206,7 +206,7 @@ def test_a_share_of_the_energy_keeps_the_fewest_columns_that_hold_it(shape: tupl
     found = decompose(delta, rank=share, threshold=0.0, name="x")
     squares = torch.linalg.svdvals(delta.double()).square().cumsum(0) / delta.double().square().sum()
     assert found.rank == 1 + int((squares < share).sum())
-    assert 1 - (found.residual / float(delta.norm())) ** 2 >= share - 1e-6
+    assert 1 - (found.misfit / float(delta.norm())) ** 2 >= share - 1e-6
 
 
 def test_auto_takes_the_exact_svd_where_the_update_has_no_low_rank() -> None:
@@ -256,7 +256,7 @@ def test_the_residual_is_within_a_thousandth_of_the_full_svd(name: str) -> None:
     best = _optimum(delta, rank)
     real = torch.linalg.norm(delta.double() - (found.u.double() * found.s.double()) @ found.v.double().T)
     assert best * 0.9999 < float(real) < best * 1.001
-    assert found.residual == pytest.approx(float(real), rel=1e-4)
+    assert found.misfit == pytest.approx(float(real), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", _hard_matrices())
@@ -278,7 +278,7 @@ def test_an_update_of_exactly_low_rank_is_recovered_at_that_rank_and_above(shape
     delta[3:9] = 0
     found = decompose(delta, rank=rank, threshold=0.0, name="x")
     assert found.rank == min(rank, *shape)
-    assert found.residual < 1e-6 * float(delta.norm())
+    assert found.misfit < 1e-6 * float(delta.norm())
     b, a = factors_of(found, torch.float32)
     assert torch.allclose(b @ a, delta, atol=1e-5 * float(delta.abs().max()))
 
@@ -289,7 +289,7 @@ def test_an_update_of_zeros_has_no_signal_and_finite_factors(
     shape: tuple[int, int], rank: int | Literal["auto"]
 ) -> None:
     found = decompose(torch.zeros(shape), rank=rank, threshold=0.1, name="x")
-    assert (found.rank, found.residual) == (0 if rank == "auto" else 5, 0.0)
+    assert (found.rank, found.misfit) == (0 if rank == "auto" else 5, 0.0)
     assert all(torch.equal(factor, torch.zeros_like(factor)) for factor in factors_of(found, torch.float32))
 
 
@@ -297,15 +297,15 @@ def test_an_update_of_zeros_has_no_signal_and_finite_factors(
 def test_the_residual_falls_as_the_rank_rises(rows: int, columns: int, seed: int) -> None:
     delta = _gaussian(rows, columns, seed=seed)
     ranks = range(1, min(rows, columns) + 1)
-    residuals = [decompose(delta, rank=rank, threshold=0.0, name="x").residual for rank in ranks]
-    assert residuals == sorted(residuals, reverse=True)
-    assert residuals[-1] < 1e-5 * float(delta.norm())
+    misfits = [decompose(delta, rank=rank, threshold=0.0, name="x").misfit for rank in ranks]
+    assert misfits == sorted(misfits, reverse=True)
+    assert misfits[-1] < 1e-5 * float(delta.norm())
 
 
 @given(rows=st.integers(8, 60), columns=st.integers(8, 60), rank=st.integers(1, 8), seed=st.integers(0, 2**32))
 def test_an_update_that_was_never_rounded_leaves_no_residual(rows: int, columns: int, rank: int, seed: int) -> None:
     delta = _low_rank((rows, columns), rank=rank, rms=1e-3, seed=seed)
-    assert decompose(delta, rank=rank, threshold=0.0, name="x").residual < 1e-5 * float(delta.norm())
+    assert decompose(delta, rank=rank, threshold=0.0, name="x").misfit < 1e-5 * float(delta.norm())
 
 
 # --- determinism --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher.adapters.loading import Adapter, load_adapter, quiet, whole_model
+from publisher.adapters.loading import AdapterLocation, load_adapter, quiet, whole_model
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
@@ -299,6 +299,6 @@ def test_what_peft_warns_of_is_an_error() -> None:
     spoilt(tensors=lambda tensors: tensors.pop(A))
     with quiet():
         model = whole_model(FLASH.model_class, fetch(FLASH.base, memo=Path("memo.json"), progress=silent).folder)
-        complaints = load_adapter(model, Adapter(STAGED))[1]
+        complaints = load_adapter(model, AdapterLocation(STAGED))[1]
     assert len(complaints) == 1
     assert "missing adapter keys" in complaints[0]

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 
 from publisher.adapters.loading import (
-    Adapter,
+    AdapterLocation,
     configuration,
     load_adapter,
     loading_problems,
@@ -34,7 +34,7 @@ from publisher.adapters.residual import Residual
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
 from publisher.checkpoints.snapshots import headers_of
-from publisher.engines import Begin, Engine, Finish, Tell
+from publisher.engines import Begin, Engine, Finish, Report
 from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
@@ -156,7 +156,9 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
     """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
-    problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
+    problems = loading_problems(
+        variant.model_class, extraction.modules, config=base.folder, adapter=AdapterLocation(staged)
+    )
     _require_none(
         problems,
         f"PEFT does not load {staged} whole on {variant.model_class}",
@@ -173,7 +175,7 @@ def require_numbers(
     """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
     found: dict[str, _Checked] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, len(found), len(extraction.modules))
 
     with (
@@ -182,7 +184,7 @@ def require_numbers(
         _residuals(extraction, staged) as residuals,
     ):
         claims = (_claim(module, both, adapter=adapter, residuals=residuals) for module in extraction.modules)
-        with engine.run(Checking(both.snapshots), claims, tell=tell) as results:
+        with engine.run(Checking(both.snapshots), claims, report=report) as results:
             for claim, checked in results:
                 found[claim.module.name] = checked
         problems = [problem for module in extraction.modules for problem in found[module.name].problems]
@@ -242,8 +244,8 @@ class Checking(PairJob[Claim, _Checked]):
         with readers_of(self.snapshots, [claim.weights]) as readers:
             base, source = (reader.read(claim.weights.name) for reader in readers)
 
-        def finish(tell: Tell) -> _Checked:
-            del tell
+        def finish(report: Report) -> _Checked:
+            del report
             return _checked(claim, base.to(device), source=source.to(device))
 
         return finish
@@ -326,7 +328,7 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
     ids = _token_ids(configuration(base.folder))
-    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), Adapter(staged))
+    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), AdapterLocation(staged))
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
