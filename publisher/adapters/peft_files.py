@@ -12,9 +12,8 @@ import torch
 
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
-from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Carried, ModuleExtraction, ModuleFigures
+from publisher.records.extraction import ModuleExtraction, ModuleFigures, SavedModule
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -39,12 +38,12 @@ class Factors:
 
 
 def adapter_config(
-    variant: Variant,
     modules: Sequence[ModuleExtraction],
     *,
+    task_type: str,
     rank: int,
     base: Checkpoint,
-    carried: Sequence[Carried] = (),
+    carried: Sequence[SavedModule] = (),
 ) -> dict[str, object]:
     """Return adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
 
@@ -53,8 +52,8 @@ def adapter_config(
     is asked to keep the tie.
 
     Args:
-        variant: the manifest's entry.
         modules: of the adapter.
+        task_type: PEFT's name of the task, such as `CAUSAL_LM`.
         rank: the adapter's `r`.
         base: that the adapter is for.
         carried: the modules that the adapter holds whole, PEFT's modules_to_save.
@@ -66,7 +65,7 @@ def adapter_config(
     tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
     return tied | {
         "peft_type": "LORA",
-        "task_type": variant.adapter.task_type,
+        "task_type": task_type,
         "base_model_name_or_path": base.name,
         "revision": base.revision if base.kind == "hub" else None,
         "r": rank,
@@ -97,7 +96,7 @@ def padded(module: Factors, rank: int) -> Factors:
     return Factors(b, a, module.figures)
 
 
-def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
+def carried_keys(carried: Sequence[SavedModule]) -> dict[str, str]:
     """Return each key of the file for modules carried whole, with the name of the tuned tensor that it holds."""
     return {
         f"{KEY_PREFIX}{holder}.{name.removeprefix(f'{module.module}.')}": name
