@@ -19,6 +19,7 @@ import torch
 
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
+from publisher.adapters.residual import planned_residuals
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.pairs import CheckpointPair, Sides, open_pair
