@@ -24,13 +24,14 @@ from publisher.border.escape import for_terminal
 from publisher.cli.help_page import ABOUT, Commands
 from publisher.cli.interruption import EXIT_CODE, interruptible
 from publisher.errors import CardError, ManifestError, PublisherError
+from publisher.pipeline.table import NAMES
 from publisher.records.filenames import CARD
 
 if TYPE_CHECKING:
     from publisher.pipeline.run import Run
     from publisher.release.evidence import ReleaseEvidence
 
-_STAGES = click.Choice(["fetch", "extract", "validate", "verify", "card", "push"])
+_STAGES = click.Choice(NAMES)
 _manifest = click.option(
     "--manifest", "-m", type=click.Path(path_type=Path), metavar="M", help="The manifest to publish."
 )
@@ -140,8 +141,8 @@ def _tell_as_json(kind: str, found: str, *, expected: str = "", next_step: str) 
 @_pr
 @_signing_key
 @_variant
-@click.option("--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results.")
-@click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
+@click.option("--from", "first", type=_STAGES, default=NAMES[0], help="Start with this stage, on earlier results.")
+@click.option("--until", "last", type=_STAGES, default=NAMES[-1], help="Stop after this stage.")
 @_dist
 @_device
 @_engine
@@ -175,14 +176,15 @@ def _run(*, as_json: bool, verbose: bool, **options: Any) -> None:
         show_outcome(outcome, Console())
 
 
-def _options(
-    *, manifest: Path, hub: str | None = None, pr: bool = False, first: str = "fetch", last: str = "push", **rest: Any
-) -> "Run":
-    from publisher.pipeline.run import STAGES, Run
+def _options(*, manifest: Path, hub: str | None = None, pr: bool = False, **rest: Any) -> "Run":
+    from publisher.pipeline.options import Run
 
-    if STAGES.index(first) > STAGES.index(last):
-        raise ManifestError(f"--from {first} comes after --until {last}", expected=f"the order {', '.join(STAGES)}")
-    return Run(manifest, rest.pop("dist"), first=first, last=last, rehearse=hub == "local", pull_request=pr, **rest)
+    options = Run(manifest, rest.pop("dist"), rehearse=hub == "local", pull_request=pr, **rest)
+    if NAMES.index(options.first) > NAMES.index(options.last):
+        raise ManifestError(
+            f"--from {options.first} comes after --until {options.last}", expected=f"the order {', '.join(NAMES)}"
+        )
+    return options
 
 
 def _quiet_libraries(*, verbose: bool) -> None:
@@ -192,8 +194,11 @@ def _quiet_libraries(*, verbose: bool) -> None:
             logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _one_stage(name: str, summary: str) -> Callable[..., None]:
-    """`publish NAME --manifest M`: one stage, run again even if nothing changed, on the results before it."""
+def _one_stage(name: str, summary: str, *, last: str = "") -> Callable[..., None]:
+    """`publish NAME --manifest M`: one stage, run again even if nothing changed, on the results before it.
+
+    With `last`, also what follows from it up to that stage.
+    """
 
     @_manifest_required
     @_variant
@@ -205,7 +210,7 @@ def _one_stage(name: str, summary: str) -> Callable[..., None]:
     @_json
     @_verbose
     def command(**options: Any) -> None:
-        _run(first=name, last=name, **options)
+        _run(first=name, last=last or name, **options)
 
     return cli.command(name, help=summary)(command)
 
@@ -228,7 +233,7 @@ def _manifest_required(command: Callable[..., None]) -> Callable[..., None]:
 @_verbose
 def push(**options: Any) -> None:
     """Publish what the earlier stages left in the staged tree, and read it back."""
-    _run(first="push", last="push", **options)
+    _run(first="push", last="read_back", **options)
 
 
 @cli.command(name="hub")
@@ -280,7 +285,9 @@ def new(source: str, base: str, output: Path | None) -> None:
 
 
 extract = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
-validate = _one_stage("validate", "Check that the written adapters load and do what extraction.json says.")
+validate = _one_stage(
+    "validate", "Check that the written adapters load and do what extraction.json says.", last="loaders"
+)
 verify = _one_stage("verify", "Hold the answers of base + adapter against the released model's.")
 
 
@@ -316,12 +323,14 @@ def _write_card(manifest: Path, dist: Path) -> None:
 
 def _check_card(manifest: Path, dist: Path) -> None:
     from publisher.manifest.reading import load_manifest
-    from publisher.pipeline.run import Run, rendered_card
-    from publisher.release.card import check_card, stale_charts
+    from publisher.pipeline.options import Run
+    from publisher.release.card import card_files, check_card, stale_charts
+    from publisher.release.evidence import load_evidence
 
     options = Run(manifest, dist)
     loaded = load_manifest(manifest)
-    files, readme = rendered_card(loaded, options), options.staged / CARD
+    files = card_files(loaded, load_evidence(loaded, options.staged), beside=manifest.parent)
+    readme = options.staged / CARD
     diff, charts = check_card(files[CARD], readme), stale_charts(loaded, files, options.staged)
     echo(diff, nl=False)
     if stale := [readme] * bool(diff) or [options.staged / path for path in charts]:

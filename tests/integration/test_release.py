@@ -20,8 +20,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
 import publisher
 from publisher.hub.local import Fault, LocalHub, Role
-from publisher.pipeline.markers import mark
-from publisher.pipeline.run import validation_key
+from publisher.pipeline.markers import mark, marked
 from publisher.records.filenames import ADAPTER, EXTRACTION
 from publisher.records.validation import Validation
 
@@ -109,7 +108,9 @@ def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
     first, second = (outcome["push"] for outcome in outcomes)
     assert (first["result"], first["tag"], first["read_back"]["adapters"]) == ("committed", "v1.2.0", 2)
     assert (second["result"], second["commit"]) == ("no changes", first["commit"])
-    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [["extract", "validate", "verify"]] * 2
+    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [
+        ["extract", "validate", "loaders", "verify"]
+    ] * 2
     with LocalHub(here.folder / "dist/demo.work/hub") as hub:
         assert hub.repository("demo/clef-lora").head("v1.2.0") == first["commit"]
         reader = Desk(
@@ -255,8 +256,9 @@ def judge_elsewhere(here: Desk) -> None:
     validation = Validation.read(work / "validation.json")
     other = validation.model_copy(update={"packages": {**validation.packages, "peft": "0.18.0"}})
     other.write(work / "validation.json")
-    key = validation_key(here.folder / "dist/clef")
-    mark(work / "validate.json", key, folder=work, files=[work / "validation.json"])
+    found = marked(work / "validate.json")
+    assert found is not None
+    mark(work / "validate.json", found.key, folder=work, files=[work / "validation.json"])
 
 
 def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: LocalHub, carried: Desk) -> None:

@@ -26,7 +26,7 @@ from publisher.pipeline.stages import push as stage
 from publisher.pipeline.stages.push import Target, carry_out, preflight, push
 from publisher.records.filenames import PER_REPOSITORY, PER_VARIANT
 from publisher.records.progress import Octets
-from publisher.records.publication import PushOutcome
+from publisher.records.publication import Pushed
 from publisher.release.commitplan import dry_plan, plan_push
 
 REPO = "team/adapter"
@@ -74,7 +74,7 @@ class Release:
         """That Hub with this token."""
         return Target(Destination(self.hub.endpoint, token), **options)
 
-    def push(self, **options: Any) -> PushOutcome:
+    def push(self, **options: Any) -> Pushed:
         """Push with the write token."""
         return push(self.manifest, self.staged, target=self.to(self.hub.token, **options))
 

@@ -15,7 +15,7 @@ from publisher.hub.local import LocalHub
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
-from publisher.pipeline.stages.readback import Published, read_back
+from publisher.pipeline.stages.read_back import Published, read_back
 from publisher.records.progress import silent
 from publisher.records.publication import ReadBack
 from publisher.release.commitplan import staged_files

@@ -18,7 +18,7 @@ from publisher.hub import client as hub
 from publisher.hub.client import Destination, NewCommit
 from publisher.manifest.schema import Manifest
 from publisher.records.progress import Octets, Progress, silent
-from publisher.records.publication import CommitPlan, PushOutcome, Result
+from publisher.records.publication import CommitPlan, Pushed, Result
 from publisher.release.commitplan import BRANCH, head_of, holds_bytes, plan_push
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
@@ -126,7 +126,7 @@ class _Landed:
     recovered: bool
 
 
-def push(manifest: Manifest, staged: Path, *, target: Target, progress: Progress = silent) -> PushOutcome:
+def push(manifest: Manifest, staged: Path, *, target: Target, progress: Progress = silent) -> Pushed:
     """Make the commit, unless the repository holds it already, and set the tag; `progress` is told of each upload.
 
     Raises:
@@ -150,9 +150,7 @@ def _create(repo: str, at: Destination) -> None:
             raise
 
 
-def carry_out(
-    plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress = silent
-) -> PushOutcome:
+def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress = silent) -> Pushed:
     """Make the planned commit from the files below `root`, unless it would change nothing, and set the tag.
 
     Raises:
@@ -170,17 +168,16 @@ def carry_out(
     return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
 
 
-def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> PushOutcome:
+def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> Pushed:
     if target.tag is not None:
         _set_tag(repo, target.tag, commit=landed.commit.id, at=target.destination)
-    return PushOutcome(
+    return Pushed(
         hub=target.destination.label,
         result=result,
         commit=landed.commit.id,
         url=landed.commit.url,
         tag=target.tag,
         recovered=landed.recovered,
-        read_back=None,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from publisher.checkpoints.files import MODEL_CONFIG
+from publisher.adapters.base_config import base_config
 from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination
@@ -100,14 +100,6 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
             next_step=f"load it by hand at commit {published.commit}; the commit is published",
         ) from None
     _require_none(problems, published)
-
-
-def base_config(variant: Variant) -> Path:
-    """The folder with the base's config.json: all that a model on the meta device needs."""
-    base = variant.base
-    if base.path is not None:
-        return Path(base.path).resolve()
-    return hub.download(base.repo or "", base.revision or "", filename=MODEL_CONFIG).parent
 
 
 # the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it
