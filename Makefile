@@ -1,19 +1,33 @@
 # Two commands need nothing but Python 3.11+, git and make:
 #   make demo   the whole job on two small pairs of checkpoints
-#   make test   every test that needs no browser
+#   make test   every behaviour, on two cores
 # The environment is made on first use and follows pyproject.toml and constraints.txt.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-browser lint lock bench format clean
+.PHONY: demo test-fast test test-long test-browser coverage lint lock bench format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/publish demo
 
+# Each file's tests go to one of two processes, those on Ray to one of them, in the order that tests/conftest.py gives.
+BOTH := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+ROOMS := $(filter-out %.py tests/attacks tests/browser tests/integration tests/inputs tests/pipeline tests/releases \
+	%_bad tests/golden %__pycache__,$(wildcard tests/*)) tests/test_errors.py
+WHOLE := tests/integration/test_release.py::test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do
+
+# The rooms below the pipeline, and one run through everything.
+test-fast: $(VENV)/.ready
+	$(BIN)/python -m pytest $(BOTH) -m "not long and not ray" $(ROOMS) $(WHOLE)
+
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest $(BOTH)
+
+# The many kills, the many flipped bits, every altered figure.
+test-long: $(VENV)/.ready
+	$(BIN)/python -m pytest $(BOTH) -m long
 
 # Chromium too: on Debian, apt-get install chromium. Screenshots go to build/screenshots.
 test-browser: $(VENV)/.ready
@@ -32,7 +46,6 @@ bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/extraction.py
 	$(BIN)/python benchmarks/exact.py
 	$(BIN)/python -m benchmarks.whole --write docs/performance.md
-	$(BIN)/python -m benchmarks.scale --write docs/scale.md
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/verification.py
 

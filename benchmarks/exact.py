@@ -20,10 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from publisher.numerics import lora
-from publisher.numerics.exact_recovery import exact_share
-from publisher.numerics.interval_fit import recover
-from publisher.numerics.intervals import intervals, merged
+from publisher.numerics.delta import delta_of
+from publisher.numerics.interval_fit import fit_into_intervals
+from publisher.numerics.intervals import exact_share, intervals, merged
+from publisher.numerics.randomness import seeded
+from publisher.numerics.svd import decompose, factors_of
 
 RMS = (1e-4, 6e-4, 2e-3, 1e-2)
 SYNTHETIC = ((1024, 1024, 32), (2048, 2048, 128), (4096, 4096, 256))
@@ -64,7 +65,7 @@ class Case:
     def update(self) -> Tensor:
         """Rank `rank`, with singular values that fall to a tenth or so; float32, (m, n)."""
         m, n = self.base.shape
-        generator = lora.seeded(f"{self.label} {m} {n} {self.rms}", self.base.device)
+        generator = seeded(f"{self.label} {m} {n} {self.rms}", self.base.device)
         left = torch.randn(m, self.rank, generator=generator) * torch.linspace(1, 0.1, self.rank)
         update: Tensor = left @ torch.randn(self.rank, n, generator=generator)
         return update.mul_(self.rms / (float(torch.linalg.vector_norm(update)) / math.sqrt(m * n)))
@@ -99,7 +100,7 @@ def _trained_file() -> Path:
 
 
 def _weight(shape: tuple[int, int], *, heavy: bool) -> Tensor:
-    generator = lora.seeded(f"weight {shape} {heavy}", torch.device("cpu"))
+    generator = seeded(f"weight {shape} {heavy}", torch.device("cpu"))
     weight = 0.02 * torch.randn(shape, generator=generator)
     if heavy:
         weight *= torch.exp(0.5 * torch.randn(shape[0], 1, generator=generator))
@@ -110,12 +111,13 @@ def _weight(shape: tuple[int, int], *, heavy: bool) -> Tensor:
 def measured(case: Case) -> tuple[str, ...]:
     """The line of one setting, as text in the order of HEADINGS."""
     base, update = case.base, case.update
-    source = merged(base, update, dtype=base.dtype)
+    source = merged(base=base, product=update, dtype=base.dtype)
     begin = time.perf_counter()
-    delta = lora.update_of(base, source)
-    start = lora.factors_of(lora.decompose(delta, rank=case.rank, edge=0.0, name="bench"), torch.float32)
+    delta = delta_of(base=base, tuned=source)
+    start = factors_of(decompose(delta, rank=case.rank, threshold=0.0, name="bench"), torch.float32)
     between = time.perf_counter()
-    found = recover(intervals(base, source, "one rounding"), *start)
+    goal = intervals(base=base, tuned=source, arithmetic="one rounding")
+    found = fit_into_intervals(goal, b=start[0], a=start[1])
     seconds = between - begin, time.perf_counter() - between
     floor = float(torch.linalg.vector_norm(delta - update))
     shares, errors = zip(
@@ -141,7 +143,7 @@ def measured(case: Case) -> tuple[str, ...]:
 
 def _quality(base: Tensor, source: Tensor, *, update: Tensor, factors: tuple[Tensor, Tensor]) -> tuple[float, float]:
     b, a = factors
-    share = exact_share(base, source, b=b, a=a, arithmetic="one rounding")
+    share = exact_share(base=base, tuned=source, b=b, a=a, arithmetic="one rounding")
     return share, float(torch.linalg.vector_norm(b @ a - update))
 
 

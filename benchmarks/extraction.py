@@ -5,7 +5,7 @@ quieter rows and columns and heavy tails, and an update of rank 256 merged in. E
 process of its own, which reads the pair from disk as the extract stage does, so that its peak memory is its own:
 
 - `svd`: `torch.linalg.svd` of the update, the yardstick;
-- `decompose`: `publisher.numerics.lora.decompose` of the same update at rank 256, the fastest of three runs;
+- `decompose`: `publisher.numerics.svd.decompose` of the same update at rank 256, the fastest of three runs;
 - `unit`: `extract_module`, everything that the extract stage does with one tensor pair.
 
 The ratios count; seconds belong to the machine. `--quick` leaves out the full SVD, `--shapes` chooses some shapes.
@@ -28,7 +28,8 @@ from safetensors.torch import load_file, save_file
 
 from publisher.extraction.module import extract_module
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics import lora
+from publisher.numerics.delta import delta_of
+from publisher.numerics.svd import decompose
 
 RANK = 256
 LINEARS = {  # of Qwen3.6-27B, in a layer of either kind
@@ -145,14 +146,14 @@ def _svd(pair: Path, _: tuple[int, int]) -> dict[str, float]:
 
 def _decompose(pair: Path, _: tuple[int, int]) -> dict[str, float]:
     delta = _update(pair)
-    runs = [_timed(lambda: lora.decompose(delta, rank=RANK, edge=0.0, name="update")) for _ in range(3)]
-    return {"seconds": min(seconds for seconds, _ in runs), "residual": runs[0][1].residual}
+    runs = [_timed(lambda: decompose(delta, rank=RANK, threshold=0.0, name="update")) for _ in range(3)]
+    return {"seconds": min(seconds for seconds, _ in runs), "residual": runs[0][1].misfit}
 
 
 def _unit(pair: Path, _: tuple[int, int]) -> dict[str, float]:
     weights = load_file(pair)
     seconds, _ = _timed(
-        lambda: extract_module("unit.weight", weights["source"], base=weights["base"], settings=SETTINGS)
+        lambda: extract_module("unit.weight", base=weights["base"], tuned=weights["source"], settings=SETTINGS)
     )
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"seconds": seconds, "peak": kibibytes * 2**10}
@@ -160,7 +161,7 @@ def _unit(pair: Path, _: tuple[int, int]) -> dict[str, float]:
 
 def _update(pair: Path) -> torch.Tensor:
     weights = load_file(pair)
-    return lora.update_of(weights["base"], weights["source"])
+    return delta_of(base=weights["base"], tuned=weights["source"])
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

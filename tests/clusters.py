@@ -42,25 +42,47 @@ class Machines:
 @contextmanager
 def two_machines(**environment: str) -> Iterator[Machines]:
     """A cluster that `--engine ray` finds for as long as the block runs; its workers have these variables too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # or other tests would go before
-        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")  # seconds, on a busy machine
-        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # with it, Ray's server for clients now and then fails to fork
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        port = _free_port()
-        head = {**_MACHINE, "include_dashboard": False, "ray_client_server_port": port}
+    with started(**environment) as machines, reachable(machines, **environment):
+        yield machines
+
+
+@contextmanager
+def started(**environment: str) -> Iterator[Machines]:
+    """A cluster that nobody finds who does not know its address."""
+    port = _free_port()
+    head = {**_MACHINE, "include_dashboard": False, "ray_client_server_port": port}
+    with _settings(**environment):
         with warnings.catch_warnings(
             action="ignore", category=ResourceWarning
         ):  # Ray leaves its log files to the collector
             cluster = Cluster(initialize_head=True, head_node_args=head)
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        try:
-            yield Machines(cluster, cluster.add_node(**_MACHINE), port)
-        finally:
-            cluster.shutdown()
+        second = cluster.add_node(**_MACHINE)
+    try:
+        yield Machines(cluster, second, port)
+    finally:
+        cluster.shutdown()
+
+
+@contextmanager
+def reachable(machines: Machines, **environment: str) -> Iterator[None]:
+    """Let `--engine ray` find this cluster for as long as the block runs."""
+    with _settings(RAY_ADDRESS=machines.cluster.address, **environment):
+        yield
+
+
+@contextmanager
+def _settings(**environment: str) -> Iterator[None]:
+    usual = {
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # or other tests would go before
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # seconds, on a busy machine
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # with it, Ray's server for clients now and then fails to fork
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (usual | environment).items():
+            patch.setenv(name, value)
+        yield
 
 
 def _free_port() -> int:

@@ -9,8 +9,9 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
@@ -20,6 +21,9 @@ from publisher.cli.demo.checkpoints import Pair, make_demo, make_pairs
 from publisher.pipeline.run import Run, run
 from publisher.records.files import packaged_folder
 from publisher.records.progress import silent
+
+if TYPE_CHECKING:
+    from tests.clusters import Machines
 
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,6 +49,43 @@ _SMALL_EXPECTED = (
     ("linears: 186\n      layers: 40-63", "linears: 31\n      layers: 4-7"),
     ("linears: 248\n      layers: 0-31", "linears: 31\n      layers: 0-3"),
 )
+
+
+# The files that take longest, in CPU seconds: they begin first, so that no worker is left alone with one at the end.
+LONGEST: tuple[str, ...] = ()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each file to one worker, what needs the Ray cluster to one as well, and begin with what takes longest."""
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("ray"):
+        return -1
+    file = item.nodeid.partition("::")[0]
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> "Iterator[Machines]":
+    """The one Ray cluster of all tests, of two machines; no test takes one away."""
+    from tests.clusters import started
+
+    with started() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="module")
+def machines(cluster: "Machines") -> "Iterator[Machines]":
+    """That cluster, which `--engine ray` finds while the tests of one file run."""
+    from tests.clusters import reachable
+
+    with reachable(cluster):
+        yield cluster
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class AdapterLocation:
     """Where an adapter is: a local folder, or a repository with subfolder and commit."""
 
     place: Path | str
@@ -63,7 +63,7 @@ class Adapter:
 
 
 def loading_problems(
-    model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: Adapter
+    model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: AdapterLocation
 ) -> list[str]:
     """What keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
 
@@ -76,7 +76,7 @@ def loading_problems(
 
 
 def load_on_config(
-    model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: Adapter
+    model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: AdapterLocation
 ) -> tuple[Any | None, list[str]]:
     """The adapted model without the base's weights, and what of the adapter did not get there.
 
@@ -186,7 +186,7 @@ def configuration(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def for_peft(adapter: Adapter, model: Any) -> Iterator[tuple[Path, list[str]]]:
+def for_peft(adapter: AdapterLocation, model: Any) -> Iterator[tuple[Path, list[str]]]:
     """Give a folder that holds the adapter as PEFT may see it, and what is to be said of its patterns.
 
     Args:
@@ -230,7 +230,7 @@ def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
         )
 
 
-def load_adapter(model: Any, adapter: Adapter, *, empty: bool = False) -> tuple[Any, list[str]]:
+def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -> tuple[Any, list[str]]:
     """Return the model with the adapter loaded as a user loads it, and what PEFT complains about.
 
     Args:

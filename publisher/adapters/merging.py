@@ -15,18 +15,17 @@ import torch
 
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
+from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
+from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.numerics.lora import row_blocks
 from publisher.records.extraction import Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
-
-_FLOATS = frozenset({"BF16", "F16", "F32"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def _require_places(parts: Parts) -> None:
     there = {name: parts.base[name] for name in shapes.keys() & parts.base.keys()}
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
     problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
-    problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in _FLOATS]
+    problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in LORA_DTYPES]
     if problems:
         raise MergeError(
             f"the base has no place for the adapter:\n{listed(problems)}\n",
@@ -117,7 +116,7 @@ def merged_weight(parts: Parts, module: ModuleExtraction) -> torch.Tensor:
         a, b = b.T, a.T
     arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
     for rows in row_blocks(weight):
-        weight[rows] = merged(weight[rows], b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
+        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
     if parts.sets_residual and f"{module.name}.index" in parts.adapter:
         index, value = (parts.adapters.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)

@@ -14,7 +14,7 @@ from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Carried, ModuleExtraction
+from publisher.records.extraction import Carried, ModuleExtraction, ModuleFigures
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -30,7 +30,7 @@ class Factors:
 
     b: torch.Tensor
     a: torch.Tensor
-    figures: ModuleExtraction
+    figures: ModuleFigures
     residual: Residual | None = None
 
 

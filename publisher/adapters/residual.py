@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from publisher.checkpoints.writing import Planned
+from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import Arithmetic, intervals, merged
-from publisher.numerics.lora import row_blocks
 from publisher.records.extraction import ModuleExtraction
 
 
@@ -49,7 +49,7 @@ def residual_of(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor, arithmeti
     Sums of r products in float32 differ between machines by a random walk of r roundings, each of a partial sum of at
     most |b_i| |a_j|: elements nearer to an edge than eps sqrt(r) |b_i| |a_j| are kept, whatever they give here.
     """
-    goal, wide = intervals(base, source, arithmetic), a.float()
+    goal, wide = intervals(base=base, tuned=source, arithmetic=arithmetic), a.float()
     reach = torch.finfo(torch.float32).eps * math.sqrt(max(1, a.shape[0]))
     lengths = torch.linalg.vector_norm(wide, dim=0) * reach
     places = []
@@ -58,7 +58,7 @@ def residual_of(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor, arithmeti
         product = factor @ wide
         sure = goal.half[rows] - torch.linalg.vector_norm(factor, dim=1, keepdim=True) * lengths
         inside = (product - goal.centre[rows]).abs_() < sure
-        same = merged(base[rows], product, dtype=source.dtype, arithmetic=arithmetic) == source[rows]
+        same = merged(base=base[rows], product=product, dtype=source.dtype, arithmetic=arithmetic) == source[rows]
         places.append((~(inside & same)).flatten().nonzero().squeeze(1) + rows.start * source.shape[1])
     index = torch.cat(places)
     return Residual(index, source.flatten()[index])

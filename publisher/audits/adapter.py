@@ -16,6 +16,7 @@ from publisher.audits.checks import UncheckedError, checked, needed, require_non
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
+from publisher.border.safetensors_header import PEFT_DTYPES
 from publisher.checkpoints.files import read_json
 from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import TensorReader
@@ -28,7 +29,6 @@ from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
 _FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # what PEFT computes in
 _MATRIX = 2  # dimensions
 _BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 
@@ -185,8 +185,8 @@ def _header_complaints(key: str, header: TensorHeader) -> Iterator[str]:
         yield f"{key} has {len(header.shape)} dimensions; a factor is a matrix"
     elif 0 in header.shape:
         yield f"{key} is empty: its shape is {list(header.shape)}"
-    if header.dtype not in _FLOATS:
-        yield f"{key} is in {header.dtype}; a factor is in one of {', '.join(sorted(_FLOATS))}"
+    if header.dtype not in PEFT_DTYPES:
+        yield f"{key} is in {header.dtype}; a factor is in one of {', '.join(sorted(PEFT_DTYPES))}"
 
 
 def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
-from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
+from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.formats import percent
 from publisher.records.progress import Progress
@@ -91,7 +91,7 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
     claims: dict[str, Callable[[_Case], str]] = {
         "comparison": comparison,
         "extraction": extracted_again,
-        "residuals": residuals,
+        "reconstruction": reconstruction,
         "function": function,
     }
     for name, claim in claims.items():
@@ -161,7 +161,7 @@ def extracted_again(case: _Case) -> str:
     """Every module is extracted again, and its figures come out as extraction.json has them."""
     _require_modules(case)
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
-    again: dict[str, ModuleExtraction] = {}
+    again: dict[str, ModuleFigures] = {}
 
     def tell(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
@@ -175,7 +175,7 @@ def extracted_again(case: _Case) -> str:
     return f"{len(modules)} modules extracted again give the same figures"
 
 
-def _other_figures(claimed: ModuleExtraction, again: ModuleExtraction) -> Iterator[str]:
+def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
     elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
@@ -204,7 +204,7 @@ def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecove
         yield f"{name}: float32_share is {claimed.float32_share}; it comes out as {again.float32_share}"
 
 
-def residuals(case: _Case) -> str:
+def reconstruction(case: _Case) -> str:
     """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
     _require_modules(case)
     try:

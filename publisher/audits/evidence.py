@@ -15,8 +15,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
-from publisher.adapters.loading import Adapter as Loadable
-from publisher.adapters.loading import load_on_config, quiet
+from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
@@ -30,7 +29,7 @@ from publisher.errors import AuditError, MissingRevisionError, ValidationError, 
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
@@ -185,7 +184,7 @@ def figures(adapter: Adapter) -> str:
 
 
 def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
         yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
     ratio = module.fit_error / module.expected_error if module.expected_error else None
@@ -374,7 +373,7 @@ def _loads(adapter: Adapter, base: Path) -> str:
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
-            problems = load_on_config(name, shapes, config=base, adapter=Loadable(adapter.folder))[1]
+            problems = load_on_config(name, shapes, config=base, adapter=AdapterLocation(adapter.folder))[1]
         except ValidationError as error:
             problems = [error.found]
         if not problems:

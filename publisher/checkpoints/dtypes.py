@@ -5,11 +5,13 @@ It refuses dtypes that the installed torch does not have.
 
 import torch
 
-from publisher.border.safetensors_header import DTYPES
+from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import FetchError
 
 _NAMES = {getattr(torch, dtype.torch): name for name, dtype in DTYPES.items() if hasattr(torch, dtype.torch)}
+ADAPTER_DTYPES = {DTYPES[name].torch: getattr(torch, DTYPES[name].torch) for name in sorted(LORA_DTYPES)}
+"""The dtypes of `adapter.dtype` in the manifest, by the names that they have there."""
 
 
 def torch_dtype(header: TensorHeader) -> torch.dtype:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from publisher.numerics import lora
+from publisher.numerics.dtypes import step_of
 
 LARGEST = 448.0  # of float8_e4m3fn
 MARGIN = 1.12  # half a step, and the rounding to bfloat16: up to 1.875 / 16 of it, at the largest mantissa
@@ -61,7 +61,7 @@ def steps_of(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     Returns:
         float32, (.., m, n), in the units of the dequantised weight.
     """
-    return lora.step_of(weight.float(), weight.dtype).mul_(_expanded(scale, weight, block).abs())
+    return step_of(weight.float(), weight.dtype).mul_(_expanded(scale, weight, block).abs())
 
 
 def combined(steps: Iterable[Tensor | None]) -> Tensor | None:

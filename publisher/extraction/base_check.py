@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from publisher.checkpoints.pairs import Sides
 from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted
-from publisher.records.extraction import ModuleExtraction
+from publisher.records.extraction import ModuleFigures
 
 UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
 NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds
@@ -53,7 +53,7 @@ def _cosine(name: str, readers: Sides[Reader]) -> float:
     return float(f @ w) / lengths if lengths > 0 else math.nan
 
 
-def require_low_rank(modules: Sequence[ModuleExtraction], *, found: bool) -> None:
+def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
     """Most fits hold something that is not noise.
 
     Args:
@@ -82,7 +82,7 @@ def require_low_rank(modules: Sequence[ModuleExtraction], *, found: bool) -> Non
         )
 
 
-def _is_like_noise(module: ModuleExtraction) -> bool:
+def _is_like_noise(module: ModuleFigures) -> bool:
     """Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn)."""
     rows, columns = module.shape
     of_noise = module.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
 from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
@@ -26,7 +27,6 @@ from publisher.extraction.pair_job import PairJob
 from publisher.records.extraction import Carried, LeftOut
 from publisher.records.progress import Progress
 
-_FLOATS = frozenset({"BF16", "F16", "F32"})
 _BLOCK = 1 << 20  # elements compared at once, small enough for a processor's cache
 _GROUP = 1 << 28  # bytes of a side that are compared as one unit, at least
 _BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
@@ -188,7 +188,7 @@ def preflight(
         if ours.shape != theirs.shape:
             grown = f" ({_rows(ours, theirs)})" if is_table(name) and ours.shape[1:] == theirs.shape[1:] else ""
             problems[name] = f"is {_by(ours.shape)} in the source and {_by(theirs.shape)} in the base{grown}"
-        elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= _FLOATS:
+        elif ours.dtype != theirs.dtype and not {ours.dtype, theirs.dtype} <= LORA_DTYPES:
             problems[name] = f"is {ours.dtype} in the source and {theirs.dtype} in the base"
     require_matches("ignore", ignore, {*source, *base}, of="in either checkpoint")
     open_problems = {name: what for name, what in problems.items() if not named_by(name, ignore)}
@@ -211,7 +211,7 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     class, is the judge in the end.
     """
     matrix = name.endswith(".weight") and len(header.shape) == 2  # noqa: PLR2004 - rows and columns
-    return matrix and header.dtype in _FLOATS and not is_table(name)
+    return matrix and header.dtype in LORA_DTYPES and not is_table(name)
 
 
 def is_table(name: str) -> bool:

@@ -15,24 +15,28 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from publisher.adapters.peft_files import Factors
-from publisher.adapters.residual import residual_of
+from publisher.adapters.residual import Residual, residual_of
 from publisher.checkpoints import fp8, fp8_reader
+from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import TensorPair, readers_of
 from publisher.engines import Begin, Finish, Tell
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics import lora
-from publisher.numerics.exact_recovery import Told, recovered
-from publisher.records.extraction import ModuleExtraction, spectrum_places
+from publisher.numerics.delta import delta_of, row_blocks, squared_norm
+from publisher.numerics.exact_recovery import MergedWeight, recover_exactly
+from publisher.numerics.interval_fit import OnIteration, ignore_iterations
+from publisher.numerics.merge_quality import merge_quality
+from publisher.numerics.noise import expected_error, rounding_noise
+from publisher.numerics.svd import Decomposition, decompose, factors_of
+from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# bytes for each element of a weight beside it, as benchmarks/scale.py and docs/scale.md measure them: both sides, the
+# bytes for each element of a weight beside it, as they were measured (docs/cluster.md): both sides, the
 # update and what is computed of it; more where the rank is found in a full decomposition, or elements are looked up
 _TO_RANK, _EXACTLY, _TO_ANY_RANK = 16, 40, 56
 _AT_LEAST = 1 << 28
-_FULL_GAP = 1.25  # a smallest kept value closer to the noise edge than this may have hidden others
+_FULL_GAP = 1.25  # a smallest kept value closer to the noise threshold than this may have hidden others
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +61,17 @@ class Extracting(PairJob[TensorPair, Factors]):
     def _read(self, pair: TensorPair, device: torch.device) -> Finish[Factors]:
         """With the steps of their stored values, of both sides together, where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
-            base, source = (reader.read(pair.name) for reader in readers)
+            base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
 
         def finish(tell: Tell) -> Factors:
             return extract_module(
                 pair.name,
-                source.to(device),
                 base=base.to(device),
+                tuned=tuned.to(device),
                 settings=self.settings,
                 steps=None if steps is None else steps.to(device),
-                told=_told(tell, self.label(pair)),
+                on_iteration=partial(_report_iteration, tell, self.label(pair)),
             )
 
         return finish
@@ -80,95 +84,127 @@ def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
     return _AT_LEAST + each * math.prod(shape)
 
 
-def _told(tell: Tell, what: str) -> Told:
-    """Passes on the iterations of the exact method on one module."""
-    return lambda iteration, share: tell(f"{what}: {share:.3%} exact after {iteration} iterations")
+def _report_iteration(tell: Tell, label: str, iteration: int, share: float) -> None:  # noqa: PLR0917 - bound in front
+    tell(f"{label}: {share:.3%} exact after {iteration} iterations")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The factors in the adapter's dtype, the SVD that they come from, and what the exact method adds to them."""
+
+    svd: Decomposition
+    b: Tensor
+    a: Tensor
+    recovery: ExactRecovery | None = None
+    residual: Residual | None = None
 
 
 def extract_module(
     name: str,
-    source: Tensor,
     *,
     base: Tensor,
+    tuned: Tensor,
     settings: AdapterSettings,
     steps: Tensor | None = None,
-    told: Told = lambda _iteration, _share: None,
+    on_iteration: OnIteration = ignore_iterations,
 ) -> Factors:
-    """Factors and figures of one changed linear weight; a pure function of its arguments.
+    """Take the factors out of one changed linear weight, with their figures; a pure function of its arguments.
 
     Args:
         name: the tensor's name, which seeds the arithmetic.
-        source: released weight (m, n).
-        base: base weight (m, n).
-        settings: rank and dtype.
-        steps: of the quantisation of either side, float32 (m, n), where there is one.
-        told: of each iteration of the exact method and the share that lies inside.
+        base: the base weight, (m, n), any float dtype.
+        tuned: the weight of the merged fine-tune, (m, n).
+        settings: the adapter's method, rank and dtype, and whether a residual is asked for.
+        steps: distances between neighbouring values of a quantisation of either side, float32 (m, n), where there is
+            one.
+        on_iteration: called after each iteration of the exact method with the share that lies inside.
+
+    Returns:
+        The factors B (m, r) and A (r, n) in the adapter's dtype, in main memory.
 
     Raises:
         ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
-    delta = lora.update_of(base, source)
-    size = math.sqrt(lora.squared_norm(delta))
-    if not math.isfinite(size):
-        _require_finite(name, source, base=base)
-    noise = lora.rounding_noise(source, name=name, steps=steps)
-    fit = partial(lora.decompose, delta, edge=noise.edge, name=name)
-    found = fit(rank=settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank)
-    unchanged = sum(int((delta[rows] == 0).count_nonzero()) for rows in lora.row_blocks(delta))
-    recovery = residual = None
+    delta = delta_of(base=base, tuned=tuned)
+    norm = math.sqrt(squared_norm(delta))
+    if not math.isfinite(norm):
+        _require_finite(name, base=base, tuned=tuned)
+    weight = MergedWeight(name, base, tuned, delta, rounding_noise(tuned, name=name, steps=steps))
+    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
+    svd = decompose(delta, rank=rank, threshold=weight.noise.threshold, name=name)
     if settings.method == "exact":
-        again = (lambda rank: fit(rank=rank)) if settings.rank == "auto" else None
-        exact = recovered(base, source, found=found, again=again, noise=noise, dtype=DTYPES[settings.dtype], told=told)
-        found, b, a, recovery = exact.found, exact.b, exact.a, exact.figures
-        if settings.residual:
-            residual = residual_of(base, source, b=b, a=a, arithmetic=recovery.arithmetic).cpu()
-            recovery = recovery.model_copy(update={"residual": residual.index.numel()})
+        found = _recovered(weight, svd, settings=settings, on_iteration=on_iteration)
     else:
-        b, a = lora.factors_of(found, DTYPES[settings.dtype])
-    quality = lora.merge_quality(base, source, b=b, a=a, delta=delta)
+        found = _Found(svd, *factors_of(svd, ADAPTER_DTYPES[settings.dtype]))
     try:
-        figures = _figures(name, source, found=found, noise=noise, quality=quality, size=size, unchanged=unchanged)
+        figures = _figures(weight, found, norm=norm)
     except ValidationError:  # of a record, whose figures are finite
-        raise _overflow(name, size / math.sqrt(source.numel())) from None
-    figures = figures.model_copy(update={"recovery": recovery})
-    return Factors(b.cpu(), a.cpu(), figures, residual)
+        raise _overflow(name, norm / math.sqrt(tuned.numel())) from None
+    return Factors(found.b.cpu(), found.a.cpu(), figures, found.residual)
 
 
-def _figures(
-    name: str,
-    source: Tensor,
-    *,
-    found: lora.Decomposition,
-    noise: lora.Noise,
-    quality: lora.MergeQuality,
-    size: float,
-    unchanged: int,
-) -> ModuleExtraction:
-    rows, columns = source.shape
-    floor, fit = noise.norm / size, found.residual / size
-    expected = lora.expected_error(floor, shape=(rows, columns), rank=found.rank)
-    sigma_r = float(found.s[-1]) if found.rank else 0.0
-    hidden = found.sigma_next is not None and (found.sigma_next > noise.edge or sigma_r < _FULL_GAP * noise.edge)
-    return ModuleExtraction(
-        name=name.removesuffix(".weight"),
+def _recovered(
+    weight: MergedWeight, svd: Decomposition, *, settings: AdapterSettings, on_iteration: OnIteration
+) -> _Found:
+    """Return the factors of the exact method, and the elements that they leave, where the settings ask for those."""
+    exact = recover_exactly(
+        weight,
+        svd,
+        raise_rank=settings.rank == "auto",
+        dtype=ADAPTER_DTYPES[settings.dtype],
+        on_iteration=on_iteration,
+    )
+    residual = None
+    if settings.residual:
+        residual = residual_of(weight.base, weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic).cpu()
+    recovery = ExactRecovery(
+        arithmetic=exact.arithmetic,
+        told_apart=exact.told_apart,
+        other_share=exact.other_share,
+        rank_shown=int((exact.svd.s > weight.noise.threshold).sum()),
+        svd_share=exact.svd_share,
+        float32_share=exact.float32_share,
+        share=exact.share,
+        iterations=exact.iterations,
+        ended=exact.ended,
+        residual=None if residual is None else residual.index.numel(),
+    )
+    return _Found(exact.svd, exact.b, exact.a, recovery, residual)
+
+
+def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigures:
+    """Return the figures; `norm` is the Frobenius norm of the delta."""
+    rows, columns = weight.tuned.shape
+    elements = weight.tuned.numel()
+    svd, noise = found.svd, weight.noise
+    floor, fit = noise.norm / norm, svd.misfit / norm
+    expected = expected_error(floor, shape=(rows, columns), rank=svd.rank)
+    sigma_r = float(svd.s[-1]) if svd.rank else 0.0
+    is_doubtful = svd.sigma_next is not None and (
+        svd.sigma_next > noise.threshold or sigma_r < _FULL_GAP * noise.threshold
+    )
+    unchanged = sum(int((weight.delta[block] == 0).count_nonzero()) for block in row_blocks(weight.delta))
+    quality = merge_quality(base=weight.base, tuned=weight.tuned, b=found.b, a=found.a, delta=weight.delta)
+    return ModuleFigures(
+        name=weight.name.removesuffix(".weight"),
         shape=(rows, columns),
-        rank=found.rank,
-        alpha=found.rank,
-        method=found.method,
+        rank=svd.rank,
+        method=svd.method,
         fit_error=fit,
         relative_error=quality.relative_error,
         rounding_floor=floor,
         expected_error=expected,
         ratio=fit / expected if expected else None,
-        sigma_1=float(found.s[0]) if found.rank else 0.0,
+        sigma_1=float(svd.s[0]) if svd.rank else 0.0,
         sigma_r=sigma_r,
-        sigma_next=found.sigma_next,
-        noise_edge=noise.edge,
-        update_rms=size / math.sqrt(source.numel()),
-        exact_share=quality.exact_elements / source.numel(),
-        unchanged_share=unchanged / source.numel(),
-        rank_at_least=hidden,
-        spectrum=tuple(found.s[[place - 1 for place in spectrum_places(found.rank)]].tolist()),
+        sigma_next=svd.sigma_next,
+        noise_edge=noise.threshold,
+        update_rms=norm / math.sqrt(elements),
+        exact_share=quality.exact_elements / elements,
+        unchanged_share=unchanged / elements,
+        rank_at_least=is_doubtful,
+        recovery=found.recovery,
+        spectrum=tuple(svd.s[[place - 1 for place in spectrum_places(svd.rank)]].tolist()),
     )
 
 
@@ -181,8 +217,8 @@ def _overflow(name: str, update_rms: float) -> ExtractionError:
     )
 
 
-def _require_finite(name: str, source: Tensor, *, base: Tensor) -> None:
-    sides = {"source": source, "base": base.to(source.dtype)}
+def _require_finite(name: str, *, base: Tensor, tuned: Tensor) -> None:
+    sides = {"source": tuned, "base": base.to(tuned.dtype)}
     if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
         return
     counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}

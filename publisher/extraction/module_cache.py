@@ -17,7 +17,7 @@ from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.errors import ExtractionError
-from publisher.records.extraction import ModuleExtraction
+from publisher.records.extraction import ModuleFigures
 from publisher.records.files import sha256_of
 from publisher.records.record import Record
 from publisher.records.sealed import kept_file, read_sealed, write_sealed
@@ -27,7 +27,7 @@ class _Kept(Record):
     """The figures of a finished module, what it rests on, and the SHA-256 of its factors' file."""
 
     key: str
-    figures: ModuleExtraction
+    figures: ModuleFigures
     sha256: str
 
 
@@ -52,7 +52,7 @@ class Shelf:
         """Return whether anything is kept of this module, be it whole or not."""
         return self._figures(name).exists() or self._factors(name).exists()
 
-    def figures(self, name: str) -> ModuleExtraction | None:
+    def figures(self, name: str) -> ModuleFigures | None:
         """Return the figures of this module; None where it is not finished, or not as it was when it was."""
         kept, factors = self._kept(name), self._factors(name)
         whole = kept is not None and factors.is_file() and sha256_of(factors) == kept.sha256
@@ -62,7 +62,7 @@ class Shelf:
         """Bytes on disk."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
-    def factors(self, figures: ModuleExtraction) -> Factors:
+    def factors(self, figures: ModuleFigures) -> Factors:
         """Return the factors of a finished module, from its figures.
 
         Raises:
@@ -71,7 +71,7 @@ class Shelf:
         b, a = self._tensors(figures, "b", "a")
         return Factors(b, a, figures)
 
-    def residual(self, figures: ModuleExtraction) -> Residual:
+    def residual(self, figures: ModuleFigures) -> Residual:
         """Return what a merge of this finished module leaves to be set; it was asked for.
 
         Raises:
@@ -79,7 +79,7 @@ class Shelf:
         """
         return Residual(*self._tensors(figures, "index", "value"))
 
-    def _tensors(self, figures: ModuleExtraction, *keys: str) -> list[torch.Tensor]:
+    def _tensors(self, figures: ModuleFigures, *keys: str) -> list[torch.Tensor]:
         """Read the file once, so that the bytes whose digest holds are those that are used."""
         kept, file = self._kept(figures.name), self._factors(figures.name)
         octets = file.read_bytes() if file.is_file() else b""

@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapters.loading import (
-    Adapter,
+    AdapterLocation,
     class_named,
     configuration,
     empty_model,
@@ -59,7 +59,7 @@ def with_peft(subject: Subject, model: Any) -> Reached:
     with quiet():
         stand_in(model, _shapes(subject, model))
         try:
-            loaded, _ = load_adapter(model, Adapter(subject.folder), empty=True)
+            loaded, _ = load_adapter(model, AdapterLocation(subject.folder), empty=True)
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))
     parameters = dict(_parameters(loaded))
@@ -73,7 +73,7 @@ def with_transformers(subject: Subject, model: Any) -> Reached:
     """`model.load_adapter(folder)`."""
     with quiet():
         try:
-            with for_peft(Adapter(subject.folder), model) as (folder, _), torch.device("meta"):
+            with for_peft(AdapterLocation(subject.folder), model) as (folder, _), torch.device("meta"):
                 seen = model.load_adapter(str(folder))
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))

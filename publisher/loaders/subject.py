@@ -16,6 +16,7 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
+from publisher.border.safetensors_header import PEFT_DTYPES
 from publisher.checkpoints.files import read_config, read_json
 from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import TensorReader
@@ -24,7 +25,6 @@ from publisher.extraction.model_structure import Structure, structure_of
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
 _HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _MATRIX = (2, 5)  # dimensions: of a matrix, and of a convolution's factor at the most
 _BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 _DEFAULT = 8  # PEFT's own rank and alpha
@@ -201,7 +201,7 @@ def factor_complaint(key: str, header: TensorHeader) -> str:
     """Return what keeps a tensor from being a factor, by its header alone; nothing for those that are none by name."""
     if _HALF.fullmatch(key) is None:
         return ""
-    if header.dtype not in _FLOATS:
+    if header.dtype not in PEFT_DTYPES:
         return f"{key} is in {header.dtype}, which is no floating-point format that PEFT computes in"
     if not _MATRIX[0] <= len(header.shape) <= _MATRIX[1] or 0 in header.shape:
         return f"{key} has the shape {list(header.shape)}"

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from publisher.border.files import read_text
+from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
 from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
@@ -23,7 +24,6 @@ from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
 
-_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
     "ForSequenceClassification": "SEQ_CLS",
@@ -206,11 +206,11 @@ def _model_class(config: dict[str, Any], checkpoint: _Checkpoint) -> str:
 
 def _dtype(checkpoint: _Checkpoint) -> str:
     counts = Counter(dtype for dtype, _ in checkpoint.headers.values())
-    usual = next((_DTYPES[dtype] for dtype, _ in counts.most_common() if dtype in _DTYPES), None)
+    usual = next((DTYPES[dtype].torch for dtype, _ in counts.most_common() if dtype in LORA_DTYPES), None)
     if usual is None:
         raise PublisherError(
             f"{checkpoint.shown} holds tensors of {', '.join(sorted(counts))} alone",
-            expected=f"{', '.join(_DTYPES)}",
+            expected=f"{', '.join(sorted(LORA_DTYPES))}",
             next_step="name the checkpoint before it was quantised",
         )
     return usual

@@ -1,1 +1,5 @@
-"""The mathematics: tensors in, tensors out, no files. It refuses non-finite numbers. Begin with `lora`."""
+"""The mathematics: tensors in, tensors out, and no files.
+
+It refuses nothing: whoever calls it has made sure that all weights are finite. Begin with `svd`, then `noise`; the
+formulas are explained in docs/numerics.md, exact recovery in docs/exact.md.
+"""

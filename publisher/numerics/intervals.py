@@ -1,11 +1,11 @@
-"""The rounding intervals of a merge: what its rounding says about the update, element by element.
+"""The rounding intervals of a merge: what its rounding says about the delta, element by element.
 
-A released value F is the result of a rounding, so the update that was added to the base W lies where W + x rounds to
-F: an interval about D = F - W, half a step of F's dtype to either side. Towards zero it is a quarter of a step where
-F is a power of two, since the steps below one are half as long. Steps are those of bf16 and fp16, in which a source may
+A tuned value F is the result of a rounding, so what was added to the base W lies where W + x rounds to F: an interval
+about D = F - W, half a step of F's dtype to either side. Towards zero it is a quarter of a step where F is a power of
+two, since the steps below one are half as long. Steps are those of bfloat16 and float16, in which a tuned weight may
 be; float32 has none wide enough to tell anything.
 
-A merge whose update was rounded first (PEFT's `safe_merge`, or a product taken in bf16) says more and less at once:
+A merge whose delta was rounded first (PEFT's `safe_merge`, or a product taken in bfloat16) says more and less at once:
 `W + round(x)` rounds to F for the few numbers of the dtype that the interval holds, and x for whatever rounds to them.
 """
 
@@ -15,7 +15,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from publisher.numerics.lora import row_blocks, step_of, update_of
+from publisher.numerics.delta import delta_of, row_blocks
+from publisher.numerics.dtypes import step_of
 
 Arithmetic = Literal["one rounding", "update rounded first"]
 ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
@@ -23,11 +24,11 @@ ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Where each element of the update lies: centre - half to centre + half.
+    """Where each element of the delta lies: centre - half to centre + half.
 
     Attributes:
         centre: float32, (m, n).
-        half: float32, (m, n); 0 where this arithmetic cannot give the released value, whatever the update.
+        half: float32, (m, n); 0 where this arithmetic cannot give the tuned value, whatever was added.
     """
 
     centre: Tensor
@@ -35,57 +36,99 @@ class Intervals:
 
     @property
     def transposed(self) -> "Intervals":
-        """The same of the transposed update; a view."""
+        """The intervals of the transposed delta, as a view."""
         return Intervals(self.centre.T, self.half.T)
 
     def rows(self, rows: slice) -> "Intervals":
-        """These rows, laid out one after the other."""
+        """Return the intervals of these rows, contiguous in memory."""
         return Intervals(self.centre[rows].contiguous(), self.half[rows].contiguous())
 
 
-def intervals(base: Tensor, source: Tensor, arithmetic: Arithmetic) -> Intervals:
-    """The intervals of the update between `base` (m, n), any float dtype, and `source` (m, n), bf16 or fp16."""
-    centre = update_of(base, source)
+def intervals(*, base: Tensor, tuned: Tensor, arithmetic: Arithmetic) -> Intervals:
+    """Return the intervals in which the elements of the delta lie.
+
+    Args:
+        base: the base weight, (m, n), any float dtype.
+        tuned: the weight of the merged fine-tune, (m, n), bfloat16 or float16.
+        arithmetic: how it was merged.
+
+    Returns:
+        The intervals, float32 (m, n).
+    """
+    centre = delta_of(base=base, tuned=tuned)
     half = torch.empty_like(centre)
-    for rows in row_blocks(source):
-        below, above = _around(source[rows])
+    for rows in row_blocks(tuned):
+        below, above = _reach(tuned[rows])
         if arithmetic == "update rounded first":
-            ends = centre[rows] - below, centre[rows] + above
-            low, high = _rounding_into(*ends, base=base[rows], source=source[rows])
-            centre[rows], half[rows] = (low + high) / 2, ((high - low) / 2).clamp_min(0)
+            low, high = _rounding_into(centre[rows] - below, centre[rows] + above, base=base[rows], tuned=tuned[rows])
+            centre[rows] = (low + high) / 2
+            half[rows] = ((high - low) / 2).clamp_min(0)
         else:
             centre[rows] += (above - below) / 2
             half[rows] = (above + below) / 2
     return Intervals(centre, half)
 
 
-def _around(source: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the numbers that round to `source` reach below and above it; float32."""
-    values = source.float()
-    outward = step_of(values.clone(), source.dtype) / 2
-    shorter = (values.abs() == outward * (2 / torch.finfo(source.dtype).eps)) & (
-        values.abs() > torch.finfo(source.dtype).smallest_normal
-    )
-    inward = torch.where(shorter, outward / 2, outward)
-    positive = values > 0
+def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far the numbers that round to `values` reach below and above them; float32."""
+    wide = values.float()
+    outward = step_of(wide.clone(), values.dtype) / 2
+    info = torch.finfo(values.dtype)
+    is_power_of_two = wide.abs() == outward * (2 / info.eps)
+    inward = torch.where(is_power_of_two & (wide.abs() > info.smallest_normal), outward / 2, outward)
+    positive = wide > 0
     return torch.where(positive, inward, outward), torch.where(positive, outward, inward)
 
 
-def _rounding_into(low: Tensor, high: Tensor, *, base: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Where x lies if it rounds to one of the dtype's numbers between low and high; low above high if there is none.
+def _rounding_into(low: Tensor, high: Tensor, *, base: Tensor, tuned: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where x lies if it rounds to one of the dtype's numbers between low and high.
 
-    Sums with those at the ends are often ties, which round to F or to its neighbour: trying tells.
+    The low end is above the high one where there is no such number. Sums with the numbers at the ends are often ties,
+    which round to F or to its neighbour: they are tried.
     """
-    first, last = low.to(source.dtype), high.to(source.dtype)
-    wrong = merged(base, first.float(), dtype=source.dtype) != source
-    first = torch.where(wrong, (first.float() + 2 * _around(first)[1]).to(source.dtype), first)
-    wrong = merged(base, last.float(), dtype=source.dtype) != source
-    last = torch.where(wrong, (last.float() - 2 * _around(last)[0]).to(source.dtype), last)
-    return first.float() - _around(first)[0], last.float() + _around(last)[1]
+    first = low.to(tuned.dtype)
+    last = high.to(tuned.dtype)
+    wrong = merged(base=base, product=first.float(), dtype=tuned.dtype) != tuned
+    first = torch.where(wrong, (first.float() + 2 * _reach(first)[1]).to(tuned.dtype), first)
+    wrong = merged(base=base, product=last.float(), dtype=tuned.dtype) != tuned
+    last = torch.where(wrong, (last.float() - 2 * _reach(last)[0]).to(tuned.dtype), last)
+    return first.float() - _reach(first)[0], last.float() + _reach(last)[1]
 
 
-def merged(base: Tensor, product: Tensor, *, dtype: torch.dtype, arithmetic: Arithmetic = "one rounding") -> Tensor:
-    """Base (m, n) with the update `product`, float32, merged into `dtype` as this arithmetic does it."""
+def merged(*, base: Tensor, product: Tensor, dtype: torch.dtype, arithmetic: Arithmetic = "one rounding") -> Tensor:
+    """Merge a product BA into the base as this arithmetic does it.
+
+    Args:
+        base: the base weight, (m, n), any float dtype.
+        product: BA, (m, n), float32.
+        dtype: of the merged weight; the base is cast to it first.
+        arithmetic: `one rounding` rounds the sum alone; `update rounded first` rounds the product before.
+
+    Returns:
+        The merged weight, (m, n), in `dtype`.
+    """
     if arithmetic == "update rounded first":
         product = product.to(dtype).float()
     return base.to(dtype).float().add_(product).to(dtype)
+
+
+def exact_share(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> float:
+    """Return the share of the elements for which base and product, merged in this way, give the tuned value.
+
+    Args:
+        base: the base weight, (m, n), any float dtype.
+        tuned: the weight of the merged fine-tune, (m, n).
+        b: the left factor, (m, r).
+        a: the right factor, (r, n).
+        arithmetic: how the product is merged.
+
+    Returns:
+        A share between 0 and 1.
+    """
+    same = 0
+    wide = a.float()
+    for rows in row_blocks(tuned):
+        product = b[rows].float() @ wide
+        again = merged(base=base[rows], product=product, dtype=tuned.dtype, arithmetic=arithmetic)
+        same += int((again == tuned[rows]).sum())
+    return same / tuned.numel()

@@ -1,6 +1,6 @@
 """extraction.json: what was extracted from which checkpoints, and how close it comes, module by module."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -52,14 +52,13 @@ class ExactRecovery(Record):
     residual: Count | None = None
 
 
-class ModuleExtraction(Record):
+class ModuleFigures(Record):
     """What was found in one linear module, and how well its factors carry the update.
 
     Attributes:
         name: the module's full name, as in the checkpoint, without `.weight`.
         shape: (out, in) of the weight.
-        rank: columns of B that carry the update; alpha equals the padded rank, so the scaling is always 1.
-        alpha: lora_alpha of this module.
+        rank: columns of B that carry the update.
         method: `randomized svd` or `exact svd`.
         fit_error: |D - fit| / |D| of the rank-r fit in fp32, before the factors are rounded to their dtype.
         relative_error: |D - BA| / |D| with the factors as shipped.
@@ -69,12 +68,11 @@ class ModuleExtraction(Record):
         sigma_1: largest singular value of D.
         sigma_r: smallest one kept.
         sigma_next: the first one left out; absent at full width.
-        noise_edge: largest singular value that rounding alone would give.
+        noise_edge: the spectral noise threshold: largest singular value that rounding alone would give.
         update_rms: root mean square of D.
         exact_share: share of elements for which base + BA, rounded once, is the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
-        transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
         recovery: what the exact method reached; absent with the method svd.
         spectrum: of the singular values kept, those at `spectrum_places`; none in evidence of before there were any.
     """
@@ -82,7 +80,6 @@ class ModuleExtraction(Record):
     name: TensorName
     shape: tuple[Count, Count]
     rank: Count
-    alpha: Count
     method: Literal["randomized svd", "exact svd"]
     fit_error: Figure
     relative_error: Figure
@@ -97,10 +94,35 @@ class ModuleExtraction(Record):
     exact_share: Figure
     unchanged_share: Figure
     rank_at_least: bool
-    transposed: bool = False
     recovery: ExactRecovery | None = None
     # evidence of before there were any is written back as it was: an audit compares the bytes
     spectrum: Each[Figure] = Field(default=(), exclude_if=lambda values: not values)
+
+
+class ModuleExtraction(ModuleFigures):
+    """One linear module as the adapter holds it: its figures, and its place in the adapter's layout.
+
+    Attributes:
+        alpha: lora_alpha of this module; it equals the padded rank, so the scaling is always 1.
+        transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
+    """
+
+    alpha: Count
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, figures: ModuleFigures, *, alpha: int, transposed: bool) -> Self:
+        """Return a module with these figures.
+
+        Args:
+            figures: what was found in the module.
+            alpha: its lora_alpha, which its factors are padded to.
+            transposed: whether its weight is stored as (in, out).
+
+        Returns:
+            The module's entry in extraction.json.
+        """
+        return cls(**dict(figures), alpha=alpha, transposed=transposed)
 
 
 class LeftOut(Record):

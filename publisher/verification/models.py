@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from publisher.adapters.loading import Adapter, class_named, load_adapter, quiet
+from publisher.adapters.loading import AdapterLocation, class_named, load_adapter, quiet
 from publisher.checkpoints.files import companions
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import VerificationSettings
@@ -137,7 +137,7 @@ def _adapted(base: Any, model: Model) -> Any:
         emulate(base, model.fp8)
     if model.adapter is None:
         return base
-    adapted, complaints = load_adapter(base, Adapter(model.adapter))
+    adapted, complaints = load_adapter(base, AdapterLocation(model.adapter))
     if complaints:
         raise VerificationError(f"PEFT complains about {model.adapter}:\n{listed(complaints)}\n")
     return adapted.eval()

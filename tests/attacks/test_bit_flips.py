@@ -4,8 +4,8 @@ import difflib
 import os
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from publisher.records.sealed import read_sealed, write_sealed
 STAGED, WORK = Path("dist/m"), Path("dist/m.work")
 ROOT = WORK / "root"
 REHEARSED = 3
-CHECKPOINT_FLIPS = 16
+CHECKPOINT_FLIPS, MANY_CHECKPOINT_FLIPS = 4, 16
 
 
 def again(*, last: str = "read_back", first: str = "fetch", rehearse: bool = False) -> list[str]:
@@ -111,7 +111,7 @@ def killed_while_modules_were_extracted() -> None:
     max(ROOT.glob("modules-*/*.json")).unlink()
 
 
-STATES: dict[Callable[[], None], int] = {  # and how many flips are tried in each: more where less is made again
+STATES: dict[Callable[[], None], int] = {  # and how many flips make test-long tries: more where less is made again
     nothing_was_killed: 130,
     killed_before_the_verification_was_marked: 60,
     killed_at_the_end_of_the_verification: 35,
@@ -143,19 +143,37 @@ def restore(tmp_path: Path) -> None:
 def test_after_one_flipped_bit_the_run_goes_on_and_stages_what_the_undamaged_one_did(
     sound: dict[str, bytes], tmp_path: Path, state: Callable[[], None]
 ) -> None:
+    """One file of each kind, by its suffix, in each folder; `make test-long` flips bits of every file."""
+    state()
+    kinds = {(file.parent.name.partition("-")[0], file.suffix): file for file in files_of(STAGED, WORK)}
     chance = random.Random(state.__name__)  # noqa: S311 - places, not secrets
-    hit = Counter[Path]()
-    for number in range(STATES[state]):
-        restore(tmp_path)
-        state()
-        there = files_of(STAGED, WORK)
-        file = there[number % len(there)]
-        bit = chance.randrange(8 * file.stat().st_size)
-        flip(file, bit)
-        told = again()
-        assert changes(sound) == [], f"bit {bit} of {file}, {number}: {told}"
-        hit[file] += 1
-    assert len(hit) == len(there), "every file was hit"
+    for file in kinds.values():
+        require_undamaged_after_a_flip(file, sound, tmp_path, state=state, chance=chance)
+    assert {suffix for _, suffix in kinds} >= {".json", ".safetensors"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_after_one_flipped_bit_in_any_file_the_run_goes_on_and_stages_what_the_undamaged_one_did(
+    sound: dict[str, bytes], tmp_path: Path, state: Callable[[], None]
+) -> None:
+    state()
+    there = files_of(STAGED, WORK)
+    assert STATES[state] >= len(there), "every file is hit"
+    chance = random.Random(state.__name__)  # noqa: S311 - places, not secrets
+    for file in islice(cycle(there), STATES[state]):
+        require_undamaged_after_a_flip(file, sound, tmp_path, state=state, chance=chance)
+
+
+def require_undamaged_after_a_flip(
+    file: Path, sound: dict[str, bytes], tmp_path: Path, *, state: Callable[[], None], chance: random.Random
+) -> None:
+    restore(tmp_path)
+    state()
+    bit = chance.randrange(8 * file.stat().st_size)
+    flip(file, bit)
+    told = again()
+    assert changes(sound) == [], f"bit {bit} of {file}: {told}"
 
 
 def test_after_one_flipped_bit_a_rehearsal_publishes_what_the_undamaged_one_does(
@@ -205,13 +223,14 @@ def test_a_rotten_release_is_told_by_name_when_its_kept_work_does_not_hold(sound
 # --- checkpoints --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("flips", [CHECKPOINT_FLIPS, pytest.param(MANY_CHECKPOINT_FLIPS, marks=pytest.mark.long)])
 def test_a_flip_in_a_checkpoint_is_never_published_under_the_digest_of_before(
-    sound: dict[str, bytes], tmp_path: Path
+    sound: dict[str, bytes], tmp_path: Path, flips: int
 ) -> None:
     chance = random.Random(8)  # noqa: S311 - places, not secrets
     shutil.copytree("src", tmp_path / "src")
     shutil.copytree("base", tmp_path / "base")
-    for number in range(CHECKPOINT_FLIPS):
+    for number in range(flips):
         restore(tmp_path)
         for side in ("src", "base"):
             shutil.copyfile(tmp_path / side / "model.safetensors", Path(side) / "model.safetensors")

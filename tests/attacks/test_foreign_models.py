@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import publisher
 from publisher.adapters.loading import configuration, empty_model
 from publisher.audits import audit
 from publisher.border.adapterconfig import reduced
@@ -26,6 +24,8 @@ from publisher.loaders.subject import Base, read_subject
 from publisher.records.audit import Check
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.progress import silent
+from tests.commands import Answer
+from tests.forks import publish_apart
 
 CATASTROPHE = "(([a-z._0-9]+)+)+!"
 TIME = 120  # seconds until what could hang counts as hanging
@@ -57,10 +57,10 @@ def verdicts(folder: Path) -> dict[str, LoaderVerdict]:
     return {one.loader: one for each in told.values() for one in each}
 
 
-def published(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`publish ...` in a process of its own, since what it tries might never end."""
-    command = [sys.executable, "-m", "publisher", *arguments]
-    return subprocess.run(command, check=False, timeout=TIME, capture_output=True, text=True, env=environment)
+def published(name: str, adapter: Path) -> Answer:
+    """Run `publish NAME ADAPTER` in a process of its own, since what it tries might never end."""
+    environment = os.environ | {"HF_HOME": str(adapter.parent / "home"), "OMP_NUM_THREADS": "1"}
+    return publish_apart(f"publish {name} {adapter}", environment=environment, seconds=TIME).answer
 
 
 # --- patterns -------------------------------------------------------------------------------------------------
@@ -79,30 +79,21 @@ PATTERNS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", PATTERNS, ids="+".join)
-def test_an_audit_ends_whatever_the_patterns_are(
-    adapter: Path, fields: dict[str, Any], environment: dict[str, str]
-) -> None:
+def test_an_audit_ends_whatever_the_patterns_are(adapter: Path, fields: dict[str, Any]) -> None:
     changed(adapter, **fields)
-    done = published("audit", str(adapter), environment=environment)
+    done = published("audit", adapter)
     assert done.returncode in {0, 1}
     assert "Traceback" not in done.stderr
     assert "loading" in done.stdout
 
 
 @pytest.mark.parametrize("fields", PATTERNS[:2], ids="+".join)
-def test_so_does_compat(adapter: Path, fields: dict[str, Any], environment: dict[str, str]) -> None:
+def test_so_does_compat(adapter: Path, fields: dict[str, Any]) -> None:
     changed(adapter, **fields)
-    done = published("compat", str(adapter), environment=environment)
+    done = published("compat", adapter)
     assert done.returncode in {0, 1}
     assert "Traceback" not in done.stderr
     assert "PEFT" in done.stdout
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(publisher.__file__).parent.parent))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return dict(os.environ)
 
 
 def test_a_pattern_of_re_alone_is_not_checked_and_says_why(adapter: Path) -> None:

@@ -24,7 +24,7 @@ from publisher.errors import FetchError, ManifestError
 from publisher.extraction.comparison import Comparison
 from publisher.extraction.summary import summarise
 from publisher.manifest.reading import read_manifest
-from publisher.numerics import lora
+from publisher.numerics.noise import expected_error
 from publisher.records.audit import Audit, Check
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import Extraction, ModuleExtraction
@@ -88,7 +88,8 @@ def test_a_deep_audit_checks_checkpoints_too(release: Path) -> None:
     assert failures(found) == {}
     deep = {c.name: c for c in found.checks if c.variant == "small/"}
     assert all(
-        deep[name].status == "passed" for name in ("checkpoints", "comparison", "extraction", "residuals", "function")
+        deep[name].status == "passed"
+        for name in ("checkpoints", "comparison", "extraction", "reconstruction", "function")
     )
     assert deep["comparison"].detail == "14 tensors differ, 7 are equal"
 
@@ -552,7 +553,7 @@ def claim(figure: str, folder: Path) -> None:
 
 
 def consistent(module: ModuleExtraction) -> ModuleExtraction:
-    expected = lora.expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
+    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
     derived = {"expected_error": expected, "ratio": module.fit_error / expected if expected else None}
     return ModuleExtraction(**{**module.model_dump(), **derived})
 
@@ -560,8 +561,8 @@ def consistent(module: ModuleExtraction) -> ModuleExtraction:
 @pytest.mark.parametrize(
     ("figure", "expected"),
     [
-        ("relative_error", ["extraction /", "residuals /"]),
-        ("exact_share", ["extraction /", "residuals /"]),
+        ("relative_error", ["extraction /", "reconstruction /"]),
+        ("exact_share", ["extraction /", "reconstruction /"]),
         ("rounding_floor", ["extraction /"]),
         ("update_rms", ["extraction /"]),
     ],
@@ -591,25 +592,25 @@ def test_an_invented_number_of_equal_tensors_takes_a_deep_audit(release: Path) -
 
 
 @pytest.mark.parametrize("side", ["base", "one"])
-def test_a_swapped_checkpoint_is_found_by_its_digest_and_by_its_residuals(release: Path, side: str) -> None:
+def test_a_swapped_checkpoint_is_found_by_its_digest_and_by_its_reconstruction(release: Path, side: str) -> None:
     file = Path("pairs", side, "model.safetensors")
     tensors = load_file(file)
     tensors[f"{Q_PROJ}.weight"] += 0.01
     save_file(tensors, file, metadata={"format": "pt"})
     found = failures(audited(release, deep=True))
-    assert {"checkpoints /", "residuals /"} <= found.keys()
+    assert {"checkpoints /", "reconstruction /"} <= found.keys()
     assert "model.safetensors is" in found["checkpoints /"]
-    assert f"{Q_PROJ}: error" in found["residuals /"]
+    assert f"{Q_PROJ}: error" in found["reconstruction /"]
 
 
-def test_a_base_of_another_size_is_found_and_the_residuals_are_not_tried(release: Path) -> None:
+def test_a_base_of_another_size_is_found_and_the_reconstruction_is_not_tried(release: Path) -> None:
     file = Path("pairs/base/model.safetensors")
     tensors = load_file(file)
     tensors[f"{Q_PROJ}.weight"] = tensors[f"{Q_PROJ}.weight"][:-1].clone()
     save_file(tensors, file, metadata={"format": "pt"})
     found = audited(release, deep=True)
     assert "do not match" in check(found, "comparison", "/").detail
-    assert check(found, "residuals", "/").detail == f"base has no {Q_PROJ} of this shape"
+    assert check(found, "reconstruction", "/").detail == f"base has no {Q_PROJ} of this shape"
 
 
 def test_checkpoints_that_are_not_here_are_said_not_to_be_checked(release: Path) -> None:
@@ -618,7 +619,7 @@ def test_checkpoints_that_are_not_here_are_said_not_to_be_checked(release: Path)
     assert failures(found) == {}
     assert check(found, "checkpoints", "/").detail == "pairs/one is a local folder, which is not here"
     assert check(found, "loading", "/").detail == "the base is a local folder, pairs/base, which is not here"
-    assert check(found, "residuals", "/").status == "not checked"
+    assert check(found, "reconstruction", "/").status == "not checked"
 
 
 # --- adapters by another tool -------------------------------------------------------------------------------
@@ -743,7 +744,7 @@ def test_the_command_prints_a_table_and_ends_with_0(
 ) -> None:
     assert publish("audit", str(release), "--deep", "--device", "cpu", monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "  small/   residuals         passed       14 modules; the largest difference from a claim" in printed
+    assert "  small/   reconstruction    passed       14 modules; the largest difference from a claim" in printed
     assert printed.endswith("release: 41 passed, 0 failed, 9 not checked\n")
 
 

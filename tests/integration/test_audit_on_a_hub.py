@@ -138,7 +138,7 @@ def test_an_adapter_without_evidence_is_loaded_on_the_base_that_its_config_pins(
     assert failures(found) == {}
     details = {c.name: c.detail for c in found.checks if c.variant == "/"}
     assert details["loading"] == "PEFT loads 14 modules whole on LlamaForCausalLM"
-    assert details["residuals"] == "there is no readable source and base"
+    assert details["reconstruction"] == "there is no readable source and base"
 
 
 @pytest.mark.usefixtures("staged")

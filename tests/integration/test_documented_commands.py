@@ -1,9 +1,10 @@
-"""Every command that the README and docs/ show is run, as it is written there.
+"""Every command that the README and docs/ show is run, as it is written there, and does what SHOWN says of it.
 
 Placeholders stand for the demo with fewer layers: M is a manifest, `owner/name` a published repository. A local Hub
-stands behind HF_ENDPOINT. A command that somebody documents and that is not run here makes the first test fail.
+stands behind HF_ENDPOINT. The commands run in the process of the test, but for those that need a shell.
 """
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
 import publisher
 from publisher.hub.local import LocalHub
+from tests.commands import Answer, publish_as
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -57,6 +59,38 @@ STAND_INS = {
     "ADAPTER_DIR": "dist/demo",
     "--base DIR": "--base demo/clef-base",
 }
+OF_A_SHELL = re.compile(r"[>*]")
+# The first that fits a command says what it prints (a pattern), and which file it leaves.
+PUBLISHED_WHOLE = r"read back \w{8}: 7 files equal, 1 adapters load with PEFT"
+SHOWN: dict[str, tuple[str, str]] = {
+    r"publish --(hub local|until extract)$": (r"\AUsage: publish \[OPTIONS\]", ""),
+    r".* --until validate": (r"in small: PEFT loads all 31 modules, figures agree", "dist/*/adapter_model.safetensors"),
+    r".* --dry-run": (r"commit to \w+/clef-lora, compared with", "dist/*/README.md"),
+    r"publish --manifest \S*demo.yaml --hub local": (
+        r"14 files equal, 2 adapters load with PEFT",
+        "dist/demo.work/hub",
+    ),
+    r"publish --manifest .* --tag v1\.2\.0": (rf"(?s), tagged v1\.2\.0: .*{PUBLISHED_WHOLE}", "dist/clef/README.md"),
+    r"publish --manifest ": (PUBLISHED_WHOLE, "dist/clef/README.md"),
+    r"publish card .*--check": (r"\Acard is fresh: dist/demo/README.md$", ""),
+    r"publish card .*--from-hub": (r"\Athe published card is what its evidence gives$", ""),
+    r"publish card ": (r"\Acard (written|unchanged): dist/demo/README.md$", "dist/demo/README.md"),
+    r"publish merge .*--out (?P<out>\w+)": (r": 31 linears merged; \d+ files of weights", "{out}/model-00001-of-*"),
+    r"publish report .*-o page.html": (r"\Areport: page.html$", "page.html"),
+    r"publish report ": (r"\Areport: dist/demo.html$", "dist/demo.html"),
+    r"publish explain ": (r"^verdict +whole: what is missing is what merge rounding explains$", ""),
+    r"publish compat .*--json": (r'"loader": "PEFT",\s+"loads": "yes"', ""),
+    r"publish compat ": (r"^ +PEFT +\S+ +executed +yes +right", ""),
+    r"publish audit .*--deep": (r": \d+ passed, 0 failed", ""),
+    r"publish audit .*--json": (r'"status": "passed"', ""),
+    r"publish audit ": (r": \d+ passed, 0 failed, \d+ not checked$", ""),
+    r"publish new .*> manifests/tuned.yaml": (r"\A\Z", "manifests/tuned.yaml"),
+    r"publish new ": (r"\A(#.*\n)*version: 1\n", ""),
+    r"publish pin (?P<manifest>\S+)": (r"\A\S+\.yaml: nothing to pin$", ""),
+    r"publish check ": (r"\A(manifests/\w+\.yaml: ok\n)+\Z", ""),
+    r"publish extract ": (r"^ +Clef-flash in small +31 +0-3 of 4 ", "dist/clef/adapter_model.safetensors"),
+    r"publish verify ": (r"^ +Clef(-flash)? in small +Demo requests +24 +72 ", "dist/demo/verification.json"),
+}
 # these publish or read what only a manifest of Hub checkpoints has
 OF_THE_HUB = ("--tag", "--from-hub", "--pr", "--stream", "--from card")
 
@@ -77,16 +111,19 @@ COMMANDS = documented()
 
 @dataclass(frozen=True)
 class World:
-    """A folder with checkpoints of the demo's kind and their results, and the environment of a user's shell."""
+    """A folder with checkpoints of the demo's kind and their results, and the environment of a user."""
 
     folder: Path
     environment: dict[str, str]
     hub: LocalHub
 
-    def run(self, command: str) -> "subprocess.CompletedProcess[str]":
-        """One command line, as a user types it."""
+    def run(self, command: str) -> Answer:
+        """Run one command line, as a user types it: in a shell only where it needs one."""
+        if not OF_A_SHELL.search(command):
+            return publish_as(command, folder=self.folder, environment=self.environment)
         shell = ["bash", "-c", command]
-        return subprocess.run(shell, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(shell, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
+        return Answer(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +205,13 @@ def test_the_pages_show_commands() -> None:
 def test_a_documented_command_does_what_it_says(released: World, command: str) -> None:
     done = released.run(command)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    fitting = (found for pattern in SHOWN if (found := re.match(pattern, command)))
+    fit = next(fitting, None)
+    assert fit is not None, "say in SHOWN what it does"
+    printed, left = SHOWN[fit.re.pattern]
+    assert re.search(printed, done.stdout, re.MULTILINE), done.stdout
+    assert not left or list(released.folder.glob(left.format(**fit.groupdict()))), left
+    assert "--json" not in command or json.loads(done.stdout)
     assert not (released.folder / "home/.ray").exists(), "a token there would be asked for by all later clusters"
 
 

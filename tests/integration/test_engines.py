@@ -13,7 +13,7 @@ import pytest
 from publisher.engines import Engine, engine_named
 from publisher.engines.ray_engine import OnRay
 from publisher.errors import EngineError, ExtractionError, ManifestError
-from tests.clusters import ROOT, Squares, two_machines
+from tests.clusters import ROOT, Machines, Squares
 from tests.manypairs import make_pair
 
 
@@ -22,18 +22,19 @@ def unheard(what: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ray_engine() -> Iterator[OnRay]:
+def ray_engine(machines: Machines) -> Iterator[OnRay]:
     """That of two machines, joined once for all tests; none takes a machine away."""
-    with two_machines(), engine_named("ray", "cpu") as found:
+    assert machines.cluster
+    with engine_named("ray", "cpu") as found:
         assert isinstance(found, OnRay)
         yield found
 
 
-@pytest.fixture(params=["local", "ray"])
-def engine(request: pytest.FixtureRequest, ray_engine: OnRay) -> Iterator[Engine]:
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Each of the engines."""
     if request.param == "ray":
-        yield ray_engine
+        yield request.getfixturevalue("ray_engine")
         return
     with engine_named("local", "cpu") as found:
         yield found
@@ -110,6 +111,7 @@ def test_to_leave_the_block_is_to_cancel_the_rest(engine: Engine, tmp_path: Path
     assert left(tmp_path, "tried") < 30
 
 
+@pytest.mark.ray
 def test_both_engines_say_that_they_are_the_same_machine(ray_engine: OnRay) -> None:
     with engine_named("local", "cpu") as local:
         assert ray_engine.machine == local.machine
@@ -118,6 +120,7 @@ def test_both_engines_say_that_they_are_the_same_machine(ray_engine: OnRay) -> N
 # --- a cluster ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ray
 def test_units_are_done_in_processes_of_their_own(ray_engine: OnRay, tmp_path: Path) -> None:
     with ray_engine.run(Squares(tmp_path), range(40), tell=unheard) as results:
         processes = {process for _, (_, process) in results}
@@ -125,6 +128,7 @@ def test_units_are_done_in_processes_of_their_own(ray_engine: OnRay, tmp_path: P
     assert 1 <= len(processes) <= 2, "as many as there are workers; on a busy machine one may do them all"
 
 
+@pytest.mark.ray
 def test_a_job_with_something_standing_is_opened_once_by_each_worker_and_closed(
     ray_engine: OnRay, tmp_path: Path
 ) -> None:
@@ -133,11 +137,13 @@ def test_a_job_with_something_standing_is_opened_once_by_each_worker_and_closed(
     assert len(processes) <= left(tmp_path, "opened") == left(tmp_path, "closed") <= 2
 
 
+@pytest.mark.ray
 def test_no_more_workers_are_started_than_there_are_units(ray_engine: OnRay, tmp_path: Path) -> None:
     assert squared(ray_engine, Squares(tmp_path, standing_=1), [7]) == {7: 49}
     assert left(tmp_path, "opened") == 1
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("standing", [0, 1000])
 def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_path: Path, standing: int) -> None:
     job = Squares(tmp_path, fails="dies once", standing_=standing)
@@ -146,6 +152,7 @@ def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_
     assert left(tmp_path, "tried") == 21, "nothing else is done again"
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("standing", [0, 1000])
 @pytest.mark.parametrize(
     ("fails", "reason"),
@@ -162,6 +169,7 @@ def test_a_unit_that_fails_three_times_for_one_reason_ends_the_run_by_its_name(
     assert left(tmp_path, "tried-3") == 3
 
 
+@pytest.mark.ray
 def test_a_worker_that_is_not_as_the_first_is_refused_by_what_differs(ray_engine: OnRay, tmp_path: Path) -> None:
     other = OnRay("cpu", of="ray")
     packages = {**ray_engine.machine.packages, "torch": "2.0.0"}
@@ -185,6 +193,7 @@ def test_a_device_of_this_machine_is_not_one_of_the_cluster() -> None:
         _enter("ray", "cuda:1")
 
 
+@pytest.mark.ray
 @pytest.mark.usefixtures("ray_engine")
 def test_a_gpu_is_asked_for_where_the_cluster_has_none() -> None:
     with pytest.raises(EngineError, match="no machine of the cluster --engine ray has a GPU"):

@@ -1,7 +1,6 @@
 """Runs that die: killed at any moment, interrupted in one long instruction, out of disk, or two at a time."""
 
 import errno
-import multiprocessing
 import os
 import random
 import re
@@ -12,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,9 +23,13 @@ from publisher.errors import BusyError, NoRoomError, PublisherError
 from publisher.pipeline.lock import locked
 from publisher.pipeline.run import Run, run
 from publisher.records.progress import silent
+from tests.forks import forks, publish_apart
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
-KILLS = 20
+FEW, MANY = 5, 20
 at_place = pytest.mark.usefixtures("place")
 ADAPTER = "adapter: {method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}"
 MANIFEST = """\
@@ -108,36 +112,26 @@ def undisturbed(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 # --- killed -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServerContext]:
-    """Processes that have torch and this project imported when they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["publisher.pipeline.stages.extract", "publisher.pipeline.run"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # the server reads no other path before it preloads
-        context.Process(target=os.getpid).start()
-        yield context
-
-
-def begun(forks: ForkServerContext) -> ForkServerProcess:
+def begun() -> ForkServerProcess:
     """A process in which a run has begun."""
     holder = Path("dist/pico.work/lock.holder")
-    process = forks.Process(target=run, args=(options(), silent))
+    process = forks().Process(target=run, args=(options(), silent))
     process.start()
     while not holder.exists():
         time.sleep(0.002)
     return process
 
 
+@pytest.mark.parametrize("kills", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 def test_a_run_killed_at_any_moment_goes_on_from_there_and_ends_with_the_same_bytes(
-    place: Path, undisturbed: dict[str, bytes], forks: ForkServerContext
+    place: Path, undisturbed: dict[str, bytes], kills: int
 ) -> None:
-    whole = seconds_of(begun(forks))
+    whole = seconds_of(begun())
     moments = random.Random(7)  # noqa: S311 - moments, not secrets
     finished = []
-    for _ in range(KILLS):
+    for _ in range(kills):
         shutil.rmtree("dist")
-        process = begun(forks)
+        process = begun()
         wanted = moments.randrange(MODULES)  # not by the clock alone: a busy machine would die at the beginning
         while process.is_alive() and len(kept()) < wanted:
             time.sleep(0.001)
@@ -150,7 +144,7 @@ def test_a_run_killed_at_any_moment_goes_on_from_there_and_ends_with_the_same_by
         assert staged() == undisturbed
         assert {file: changed for file, changed in kept().items() if file in before} == before, "work was done twice"
         assert not list(place.glob("dist/**/.*.partial"))
-    assert len(set(finished)) > KILLS / 4, f"the moments were not spread: {finished}"
+    assert len(set(finished)) > kills / 4, f"the moments were not spread: {finished}"
 
 
 def seconds_of(process: ForkServerProcess) -> float:
@@ -240,13 +234,11 @@ def test_a_full_disk_is_named_and_the_next_run_goes_on(small_disk: Path, undistu
 
 
 @at_place
-def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(
-    undisturbed: dict[str, bytes], forks: ForkServerContext
-) -> None:
+def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(undisturbed: dict[str, bytes]) -> None:
     """The kept modules fit, the adapter does not."""
     limit = len(undisturbed["adapter_model.safetensors"]) - 1
-    answers = forks.SimpleQueue()
-    process = forks.Process(target=limited, args=(limit, answers))
+    answers = forks().SimpleQueue()
+    process = forks().Process(target=limited, args=(limit, answers))
     process.start()
     told = answers.get()
     process.join()
@@ -260,7 +252,7 @@ def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(
     assert kept() == before
 
 
-def limited(limit: int, answers: "multiprocessing.SimpleQueue[str]") -> None:
+def limited(limit: int, answers: "SimpleQueue[str]") -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         run(options(), silent)
@@ -283,10 +275,8 @@ def test_with_a_fixed_rank_the_room_is_looked_at_before_the_long_work() -> None:
 
 
 @at_place
-def test_a_second_run_on_the_same_output_is_refused_and_told_who_is_at_work(
-    undisturbed: dict[str, bytes], forks: ForkServerContext
-) -> None:
-    process = begun(forks)
+def test_a_second_run_on_the_same_output_is_refused_and_told_who_is_at_work(undisturbed: dict[str, bytes]) -> None:
+    process = begun()
     with pytest.raises(BusyError, match=rf"^dist/pico\.work is in use by process {process.pid} \(.*\)\. Expected one"):
         run(options(), silent)
     process.join()
@@ -303,8 +293,8 @@ def test_two_runs_with_outputs_of_their_own_do_not_meet(undisturbed: dict[str, b
 
 
 @at_place
-def test_the_lock_of_a_run_that_was_killed_blocks_nobody(forks: ForkServerContext) -> None:
-    process = forks.Process(target=hold, args=(Path("dist/pico.work"),))
+def test_the_lock_of_a_run_that_was_killed_blocks_nobody() -> None:
+    process = forks().Process(target=hold, args=(Path("dist/pico.work"),))
     process.start()
     while not Path("dist/pico.work/lock.holder").exists():
         time.sleep(0.005)
@@ -322,13 +312,7 @@ def hold(work: Path) -> None:
 @at_place
 def test_the_command_line_ends_with_1_where_another_run_is_at_work() -> None:
     with locked(Path("dist/pico.work")):
-        command = publish("extract", "--manifest", "pico.yaml")
-        answer = subprocess.run(
-            command,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = os.environ | {"HF_HOME": "home"}
+        answer = publish_apart("publish extract --manifest pico.yaml", environment=environment, seconds=600).answer
     assert answer.returncode == 1
     assert answer.stderr.startswith("error: dist/pico.work is in use by process ")

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.manypairs import make_pair
 
 FEW, MANY = 60, 1000
 EARLY = 200
+pytestmark = pytest.mark.ray
 SLACK = 25e6  # bytes; the factors of the modules after the early ones are 39 MB, their weights 118 MB
 
 
@@ -40,13 +40,6 @@ def place(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(pair / "pico.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    """Two machines; no test takes one away."""
-    with two_machines() as running:
-        yield running
 
 
 def extract(dist: Path, *, engine: str) -> None:

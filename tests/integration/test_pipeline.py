@@ -24,6 +24,7 @@ from publisher.records.files import packaged_folder
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from publisher.records.verification import Verification
+from tests.commands import Answer, publish, publish_as
 
 ROOT = Path(__file__).parents[2]
 MANIFEST, STAGED, WORK = Path("demo.yaml"), Path("dist/demo"), Path("dist/demo.work")
@@ -34,18 +35,6 @@ BOTH = ("extract", "validate")
 ALL = (*BOTH, "loaders", "verify")
 
 pytestmark = pytest.mark.usefixtures("own_demo_run")
-
-
-def publish(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "publisher", *arguments],
-        cwd=cwd,
-        env=_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def _environment(more: dict[str, str]) -> dict[str, str]:
@@ -145,7 +134,7 @@ class Interrupted:
     folder: Path
     code: int
     errors: str
-    again: subprocess.CompletedProcess[str]
+    again: Answer
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +151,7 @@ def interrupted(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         lines = list(_until(process.stderr, "extracting model.language_model.layers.0."))
         process.send_signal(signal.SIGINT)
         errors = "".join([*lines, process.stderr.read()])
-    return Interrupted(folder, process.returncode, errors, publish(*arguments, cwd=folder))
+    return Interrupted(folder, process.returncode, errors, publish(*arguments, folder=folder))
 
 
 def _until(stream: Iterator[str], start: str) -> Iterator[str]:
@@ -431,7 +420,7 @@ def test_card_check_shows_a_stale_cards_diff_and_exits_with_1() -> None:
 
 
 def test_the_real_manifest_is_clean() -> None:
-    answer = publish("check", "manifests/clef.yaml", cwd=ROOT)
+    answer = publish("check", "manifests/clef.yaml", folder=ROOT)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "manifests/clef.yaml: ok\n", "")
 
 
@@ -439,15 +428,9 @@ def test_without_a_hub_one_sentence_says_so_and_what_to_do(tmp_path: Path) -> No
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]  # bound and not listening: nobody answers
-        answer = publish(
-            "--manifest",
-            str(ROOT / "manifests/clef.yaml"),
-            "--dry-run",
-            cwd=tmp_path,
-            HF_ENDPOINT=f"http://127.0.0.1:{port}",
-            HF_HOME=str(tmp_path / "hf"),
-            HF_HUB_OFFLINE="0",
-        )
+        user = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "hf")}
+        manifest = ROOT / "manifests/clef.yaml"
+        answer = publish_as(f"publish --manifest {manifest} --dry-run", folder=tmp_path, environment=os.environ | user)
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr == (
         "fetching Cloudflare/clef@ed3eed33\n"

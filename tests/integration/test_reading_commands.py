@@ -10,23 +10,16 @@ import pytest
 
 import publisher
 from publisher.records.files import packaged_folder
+from tests import commands
+from tests.commands import Answer
 
 MANIFEST = packaged_folder("manifests") / "demo.yaml"
 MODULE = "model.language_model.layers.47.self_attn.v_proj"
 
 
-def publish(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """One command, its output in pipes."""
-    kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR"}}
-    paths = {"PYTHONPATH": str(Path(publisher.__file__).parents[1])}
-    return subprocess.run(
-        [sys.executable, "-m", "publisher", *arguments],
-        cwd=folder,
-        env=kept | paths | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def publish(folder: Path, *arguments: str, **environment: str) -> Answer:
+    """One command, run in this folder."""
+    return commands.publish(*arguments, folder=folder, **environment)
 
 
 # --- report -------------------------------------------------------------------------------------------------

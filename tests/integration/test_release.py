@@ -1,6 +1,7 @@
 """A release as a publisher makes it: the rehearsal, and the release workflow's own commands, step by step.
 
-The commands run as processes, with the environment that GitHub would give them and a local Hub behind HF_ENDPOINT.
+The workflow's commands run as processes, the others in the process of the test, each with the environment that GitHub
+would give it alone, and a local Hub behind HF_ENDPOINT.
 No token may show in anything they leave or say.
 """
 
@@ -23,6 +24,7 @@ from publisher.hub.local import Fault, LocalHub, Role
 from publisher.pipeline.markers import mark, marked
 from publisher.records.filenames import ADAPTER, EXTRACTION
 from publisher.records.validation import Validation
+from tests.commands import Answer, publish_as
 
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"
@@ -40,8 +42,12 @@ class Desk:
     folder: Path
     environment: Mapping[str, str]
 
+    def publish(self, command: str, **extra: str) -> Answer:
+        """Run `publish ...` in the process of the test, with this environment alone."""
+        return publish_as(command, folder=self.folder, environment={**self.environment, **extra})
+
     def run(self, command: str, **extra: str) -> "subprocess.CompletedProcess[str]":
-        """One command line, as a GitHub step runs it."""
+        """Run one command line as a GitHub step does."""
         return subprocess.run(
             ["bash", "-e", "-c", command],
             cwd=self.folder,
@@ -101,7 +107,7 @@ def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
     command = "publish --manifest demo.yaml --hub local --device cpu --json"
     outcomes = []
     for options in ("--tag v1.2.0", "--tag v1.2.0 -v"):
-        done = here.run(f"{command} {options}")
+        done = here.publish(f"{command} {options}")
         assert done.returncode == 0, done.stderr
         assert not any(secret in done.stdout + done.stderr for secret in SECRETS)
         outcomes.append(json.loads(done.stdout))
@@ -264,7 +270,7 @@ def judge_elsewhere(here: Desk) -> None:
 def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: LocalHub, carried: Desk) -> None:
     judge_elsewhere(carried)
     before = len(hub.requests)
-    done = carried.run("publish --manifest manifests/clef.yaml --tag v1.2.1 --json -v")
+    done = carried.publish("publish --manifest manifests/clef.yaml --tag v1.2.1 --json -v")
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["variants"][0]["reused"] == ["extract", "validate"]
@@ -305,7 +311,7 @@ def ask_for_another_rank(here: Desk) -> str:
 @pytest.mark.parametrize("spoil", [change_a_byte, change_a_figure, lose_the_validation, ask_for_another_rank])
 def test_evidence_that_does_not_hold_is_not_published(hub: LocalHub, carried: Desk, spoil: Any) -> None:
     commits, why = titles(hub), spoil(carried)
-    done = carried.run("publish --manifest manifests/clef.yaml --tag v1.3.0")
+    done = carried.publish("publish --manifest manifests/clef.yaml --tag v1.3.0")
     assert done.returncode == 1
     assert why in done.stderr
     assert "error: the Hub at" in done.stderr  # where it would have fetched the weights
@@ -316,7 +322,7 @@ def test_evidence_that_does_not_hold_is_not_published(hub: LocalHub, carried: De
 def test_evidence_that_is_all_there_is_may_be_demanded_to_hold(hub: LocalHub, carried: Desk, spoil: Any) -> None:
     commits = titles(hub)
     spoil(carried)
-    done = carried.run("publish --manifest manifests/clef.yaml --tag v1.3.0 --from card")
+    done = carried.publish("publish --manifest manifests/clef.yaml --tag v1.3.0 --from card")
     assert done.returncode == 1
     assert "error: dist/clef has not passed validation as it is now" in done.stderr
     assert titles(hub) == commits
@@ -342,7 +348,7 @@ def test_no_failure_shows_a_token(
     commits = titles(hub)
     if fault is not None:
         hub.faults.add(fault)
-    done = carried.run(f"publish --manifest manifests/clef.yaml {options} --json -v", HF_TOKEN=token)
+    done = carried.publish(f"publish --manifest manifests/clef.yaml {options} --json -v", HF_TOKEN=token)
     assert done.returncode == 1
     assert message in json.loads(done.stdout)["error"]["found"]
     assert "Traceback" in done.stderr

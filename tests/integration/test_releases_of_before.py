@@ -56,6 +56,10 @@ OTHER_WORDS = {
 }
 
 
+# every fifth figure in `make test`, each of them in `make test-long`
+some_and_all = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+
+
 def opened_anew(release: Path) -> Release:
     return open_release(str(release), silent, scratch=Path(tempfile.mkdtemp()))
 
@@ -158,26 +162,28 @@ def test_a_card_says_who_rendered_it_and_what_it_does_not_state(verified: Path, 
 # --- one edited figure --------------------------------------------------------------------------------------
 
 
-def test_a_card_with_any_one_figure_altered_is_noticed(kept: Path, templates: str) -> None:
+@some_and_all
+def test_a_card_with_any_one_figure_altered_is_noticed(kept: Path, templates: str, every: int) -> None:
     there, now = cards(kept)
     assert not compared(there, now).problems
     places = list(FIGURE.finditer(there.partition("<!--")[0]))
     assert len(places) > 20
-    for place in places:
+    for place in places[::every]:
         number = place[0]
         other = re.sub(r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), number)
         text = there[: place.start()] + other + there[place.end() :]
         assert compared(text, now).problems, f"{number} as {other} with {templates}"
 
 
-def test_two_figures_of_a_card_that_change_places_are_noticed(kept: Path, templates: str) -> None:
+@some_and_all
+def test_two_figures_of_a_card_that_change_places_are_noticed(kept: Path, templates: str, every: int) -> None:
     there, now = cards(kept)
     places = [place for place in FIGURE.finditer(there.partition("<!--")[0]) if "%" in place[0] or "." in place[0]]
     pairs = [
         (a, b) for n, a in enumerate(places) for b in places[n + 1 : n + 8] if a[0].strip(".,") != b[0].strip(".,")
     ]
     assert len(pairs) > 20
-    for a, b in pairs:
+    for a, b in pairs[:: 5 * every - 4]:
         text = there[: a.start()] + b[0] + there[a.end() : b.start()] + a[0] + there[b.end() :]
         assert compared(text, now).problems, f"{a[0]} and {b[0]} with {templates}"
 
@@ -293,14 +299,15 @@ def complaints(release: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("file", "part"), [("extraction.json", "summary"), ("verification.json", "sets")])
+@some_and_all
 def test_an_artefact_with_any_one_figure_altered_is_noticed(
-    verified: Path, templates: str, file: str, part: str
+    verified: Path, templates: str, file: str, part: str, *, every: int
 ) -> None:
     kept = (verified / file).read_bytes()
     places = [path for path in numbers(json.loads(kept)[part], (part,)) if path[2:] not in UNTOLD]
     assert len(places) > 8
     assert not complaints(verified)
-    for path in places:
+    for path in places[::every]:
 
         def alter(data: Any, path: tuple[str | int, ...] = path) -> None:
             for key in path[:-1]:

@@ -32,7 +32,9 @@ def test_the_update_of_a_merge_lies_in_every_interval(
     dtype: torch.dtype, arithmetic: Arithmetic, seed: int, rms: float
 ) -> None:
     base, update = _pair(dtype, rms=rms, seed=seed)
-    goal = intervals(base, merged(base, update, dtype=dtype, arithmetic=arithmetic), arithmetic)
+    goal = intervals(
+        base=base, tuned=merged(base=base, product=update, dtype=dtype, arithmetic=arithmetic), arithmetic=arithmetic
+    )
     resolution = 2.0**-22 * (update.abs() + base.float().abs())  # the sum is rounded to float32 first
     assert bool(((update - goal.centre).abs() <= goal.half + resolution).all())
 
@@ -43,11 +45,11 @@ def test_what_lies_clearly_inside_merges_to_the_release_and_what_lies_outside_do
     dtype: torch.dtype, arithmetic: Arithmetic
 ) -> None:
     base, update = _pair(dtype)
-    source = merged(base, update, dtype=dtype, arithmetic=arithmetic)
-    goal = intervals(base, source, arithmetic)
+    source = merged(base=base, product=update, dtype=dtype, arithmetic=arithmetic)
+    goal = intervals(base=base, tuned=source, arithmetic=arithmetic)
     wide = goal.half > 2.0**-15 * goal.centre.abs()  # the rest is narrower than float32 can say beside its update
     for place, inside in ((0.99, True), (-0.99, True), (1.01, False), (-1.01, False)):
-        back = merged(base, goal.centre + place * goal.half, dtype=dtype, arithmetic=arithmetic)
+        back = merged(base=base, product=goal.centre + place * goal.half, dtype=dtype, arithmetic=arithmetic)
         assert bool(((back == source) == inside)[wide].all()), place
 
 
@@ -55,7 +57,7 @@ def test_what_lies_clearly_inside_merges_to_the_release_and_what_lies_outside_do
 @pytest.mark.parametrize("value", SPECIAL.values(), ids=SPECIAL)
 def test_ends_are_half_way_to_the_neighbours_on_either_side(dtype: torch.dtype, value: float) -> None:
     base, source = torch.zeros(1, 1, dtype=dtype), torch.tensor([[value]], dtype=dtype)
-    goal = intervals(base, source, "one rounding")
+    goal = intervals(base=base, tuned=source, arithmetic="one rounding")
     neighbours = [torch.nextafter(source, torch.full_like(source, sign * torch.inf)) for sign in (-1, 1)]
     ends = [float(source.double() + neighbour.double()) / 2 for neighbour in neighbours]
     centre, half = goal.centre.double(), goal.half.double()
@@ -65,7 +67,7 @@ def test_ends_are_half_way_to_the_neighbours_on_either_side(dtype: torch.dtype, 
 
 def test_a_release_that_cannot_have_been_rounded_twice_shows_it() -> None:
     base, update = _pair(torch.bfloat16, rms=0.05)
-    once = merged(base, update, dtype=torch.bfloat16)
-    impossible = intervals(base, once, "update rounded first").half == 0
+    once = merged(base=base, product=update, dtype=torch.bfloat16)
+    impossible = intervals(base=base, tuned=once, arithmetic="update rounded first").half == 0
     assert 0.05 < float(impossible.float().mean()) < 0.9
-    assert bool((intervals(base, once, "one rounding").half > 0).all())
+    assert bool((intervals(base=base, tuned=once, arithmetic="one rounding").half > 0).all())

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from publisher.adapters.loading import Adapter, load_adapter, quiet, whole_model
+from publisher.adapters.loading import AdapterLocation, load_adapter, quiet, whole_model
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ValidationError
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.merge_quality import merge_quality
 from publisher.pipeline.stages import validate as stage
 from publisher.pipeline.stages.fetch import fetch
 from publisher.records.extraction import Extraction
@@ -278,7 +278,7 @@ def test_an_adapter_that_changes_nothing_is_found_even_if_its_claims_admit_it() 
             for module in claims["modules"]:
                 key, name = f"base_model.model.{module['name']}", f"{module['name']}.weight"
                 factors = {"b": weights[f"{key}.lora_B.weight"], "a": weights[f"{key}.lora_A.weight"]}
-                quality = lora.merge_quality(bases.read(name), sources.read(name), **factors)
+                quality = merge_quality(base=bases.read(name), tuned=sources.read(name), **factors)
                 share = quality.exact_elements / (module["shape"][0] * module["shape"][1])
                 module.update(relative_error=quality.relative_error, exact_share=share)
 
@@ -299,6 +299,6 @@ def test_what_peft_warns_of_is_an_error() -> None:
     spoilt(tensors=lambda tensors: tensors.pop(A))
     with quiet():
         model = whole_model(FLASH.model_class, fetch(FLASH.base, memo=Path("memo.json"), progress=silent).folder)
-        complaints = load_adapter(model, Adapter(STAGED))[1]
+        complaints = load_adapter(model, AdapterLocation(STAGED))[1]
     assert len(complaints) == 1
     assert "missing adapter keys" in complaints[0]

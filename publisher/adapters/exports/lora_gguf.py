@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from publisher.adapters.exports.llamacpp import Place, places
-from publisher.adapters.exports.peft_adapter import Factors, PeftAdapter
+from publisher.adapters.exports.peft_adapter import FactorReader, PeftAdapter
 from publisher.border.installing import install_command
 from publisher.errors import ExtractionError
 from publisher.manifest.architectures import LLAMA_CPP
@@ -114,7 +114,7 @@ def _heading_problems(reader: "GGUFReader", adapter: PeftAdapter) -> Iterator[st
 
 
 def _module_problems(
-    module: str, pair: tuple[torch.Tensor, torch.Tensor], *, place: Place, alpha: object, factors: Factors
+    module: str, pair: tuple[torch.Tensor, torch.Tensor], *, place: Place, alpha: object, factors: FactorReader
 ) -> Iterator[str]:
     """`pair`: the file's A and B in float32. Equal factors have equal products, in whatever order they are summed."""
     a, b = pair
@@ -139,7 +139,7 @@ def _shapes(adapter: PeftAdapter, module: str, place: Place) -> Iterator[tuple[s
     yield f"{place.name}.lora_b", (rows, adapter.rank)
 
 
-def _tensors(factors: Factors, there: Mapping[str, Place]) -> Iterator[NDArray[np.float32]]:
+def _tensors(factors: FactorReader, there: Mapping[str, Place]) -> Iterator[NDArray[np.float32]]:
     """The tensors in the order in which they were announced."""
     for module, place in there.items():
         yield place.a(factors.a(module).float()).numpy()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from publisher.adapters.exports.peft_adapter import Factors, PeftAdapter
+from publisher.adapters.exports.peft_adapter import FactorReader, PeftAdapter
 from publisher.checkpoints.files import read_json
 from publisher.checkpoints.headers import file_headers
 from publisher.checkpoints.reading import TensorReader
@@ -78,7 +78,7 @@ def _config(adapter: PeftAdapter) -> dict[str, object]:
     }
 
 
-def _planned(adapter: PeftAdapter, factors: Factors) -> Iterator[tuple[str, Planned]]:
+def _planned(adapter: PeftAdapter, factors: FactorReader) -> Iterator[tuple[str, Planned]]:
     for module in adapter.modules:
         name = _renamed(module, adapter.model_class)
         rows, columns = adapter.shape(module)

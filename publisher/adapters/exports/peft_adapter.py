@@ -56,17 +56,17 @@ class PeftAdapter:
         return self._header(module, "B").shape[0], self._header(module, "A").shape[1]
 
     @contextmanager
-    def factors(self) -> Iterator["Factors"]:
+    def factors(self) -> Iterator["FactorReader"]:
         """What reads the factors."""
         with TensorReader(self.headers) as reader:
-            yield Factors(reader, self.rank)
+            yield FactorReader(reader, self.rank)
 
     def _header(self, module: str, half: str) -> TensorHeader:
         return self.headers[f"{KEY_PREFIX}{module}.lora_{half}.weight"]
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
+class FactorReader:
     """Reads the factors of one module at a time, at one rank."""
 
     reader: Reader

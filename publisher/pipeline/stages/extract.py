@@ -19,7 +19,7 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned
-from publisher.checkpoints.dtypes import torch_dtype
+from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
@@ -31,13 +31,13 @@ from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
 from publisher.extraction.model_structure import compared
-from publisher.extraction.module import DTYPES, Extracting
+from publisher.extraction.module import Extracting
 from publisher.extraction.module_cache import Shelf, shelf
 from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.checkpoint import FileDigest, Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools
+from publisher.records.extraction import Extraction, ModuleExtraction, ModuleFigures, Settings, Tools
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
@@ -134,7 +134,7 @@ def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> N
 
 def _finished(
     pairs: Sequence[TensorPair], job: Extracting, *, engine: Engine, kept: Shelf, progress: Progress
-) -> tuple[ModuleExtraction, ...]:
+) -> tuple[ModuleFigures, ...]:
     """The figures of every module: from an earlier run with the same inputs, or new and kept as soon as they are done.
 
     While the next modules are computed, the one before is written.
@@ -159,7 +159,7 @@ def _require_room(settings: AdapterSettings, shapes: Iterable[tuple[int, ...]], 
     """Room for the kept modules and for the adapter made of them; a rank to be found tells nobody beforehand."""
     if not isinstance(settings.rank, int):
         return
-    every, width = list(shapes), DTYPES[settings.dtype].itemsize
+    every, width = list(shapes), ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in every) * width
     exports = sum(map(sum, every)) * settings.rank * sum({"gguf": 4, "mlx": width}[one] for one in settings.exports)
     needed = 2 * adapter + exports - kept.size()
@@ -175,12 +175,12 @@ def _arithmetic_key(variant: Variant, snapshots: Sides[Snapshot], *, machine: Ma
     return digest_of([checkpoints, settings, tools.code, tools.device, tools.packages, digits])
 
 
-def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
+def _require_signal(modules: Sequence[ModuleFigures]) -> None:
     silent = [module.name for module in modules if module.rank == 0]
     if silent:
         raise ExtractionError(
             f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
-            expected="singular values above the noise edge",
+            expected="singular values above the spectral noise threshold",
             next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
         )
 
@@ -189,7 +189,7 @@ def _require_signal(modules: Sequence[ModuleExtraction]) -> None:
 
 
 def _assemble(
-    modules: Sequence[ModuleExtraction],
+    figures: Sequence[ModuleFigures],
     variant: Variant,
     *,
     seen: Comparison,
@@ -198,16 +198,22 @@ def _assemble(
     staged: Path,
     write: Callable[[Path, Sequence[ModuleExtraction]], None],
 ) -> Extraction:
-    rank = max(module.rank for module in modules)
+    rank = max(found.rank for found in figures)
     uniform = variant.adapter.layout == "uniform"
-    modules = [module.model_copy(update={"alpha": rank}) if uniform else module for module in modules]
-    figures = tuple(oriented(module, seen.transposed) for module in modules)
+    modules = tuple(
+        ModuleExtraction.of(
+            found,
+            alpha=rank if uniform else found.rank,
+            transposed=f"{found.name}.weight" in seen.transposed,
+        )
+        for found in figures
+    )
     base, source = (snapshot.checkpoint for snapshot in snapshots)
-    config = adapter_config(variant, figures, rank=rank, base=base, carried=seen.carried)
+    config = adapter_config(variant, modules, rank=rank, base=base, carried=seen.carried)
     write_text(staged / ADAPTER_CONFIG, canonical_json(config))
-    write(staged, figures)
+    write(staged, modules)
     residual = staged / RESIDUAL
-    exports = write_exports(variant, figures, folder=staged, config=read_config(snapshots.base.folder))
+    exports = write_exports(variant, modules, folder=staged, config=read_config(snapshots.base.folder))
     extraction = Extraction(
         path=variant.path,
         label=variant.label,
@@ -216,14 +222,14 @@ def _assemble(
         settings=_settings(variant),
         tools=tools,
         summary=summarise(
-            figures,
+            modules,
             seen,
             adapter=FileDigest.of(staged / ADAPTER),
             config=FileDigest.of(staged / ADAPTER_CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
             exports=exports,
         ),
-        modules=figures,
+        modules=modules,
     )
     extraction.write(staged / EXTRACTION)
     return extraction
@@ -242,18 +248,11 @@ def _write(
 
     And residual.safetensors, whose values are in the source's `dtype`; one that is not asked for any more goes.
     """
-    factors = DTYPES[variant.adapter.dtype]
+    factors = ADAPTER_DTYPES[variant.adapter.dtype]
     write_adapter(staged / ADAPTER, modules, dtype=factors, load=kept.factors, carried=carried)
     (staged / RESIDUAL).unlink(missing_ok=True)
     if variant.adapter.residual:
         write_tensors(staged / RESIDUAL, planned(modules, kept.residual, dtype=dtype))
-
-
-def oriented(module: ModuleExtraction, transposed: frozenset[str]) -> ModuleExtraction:
-    """The module with its orientation stated, if its weight is among those stored as (in, out)."""
-    if f"{module.name}.weight" not in transposed:
-        return module
-    return module.model_copy(update={"transposed": True})
 
 
 def _planned(reader: Reader, header: TensorHeader, name: str) -> Planned:

@@ -138,10 +138,10 @@ def _require_none(problems: Sequence[str], published: Published) -> None:
 
 def _problems(request: Mapping[str, Any]) -> list[str]:
     """What keeps PEFT from loading the published adapter; runs in the other process."""
-    from publisher.adapters.loading import Adapter, loading_problems, quiet
+    from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
     from publisher.records.extraction import ModuleExtraction
 
-    adapter = Adapter(request["repo"], subfolder=request["subfolder"], revision=request["commit"])
+    adapter = AdapterLocation(request["repo"], subfolder=request["subfolder"], revision=request["commit"])
     modules = [ModuleExtraction.model_validate(module) for module in request["modules"]]
     try:
         with quiet():

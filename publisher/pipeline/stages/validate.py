@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 
 from publisher.adapters.loading import (
-    Adapter,
+    AdapterLocation,
     configuration,
     load_adapter,
     loading_problems,
@@ -39,7 +39,8 @@ from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
-from publisher.numerics import lora
+from publisher.numerics.merge_quality import merge_quality
+from publisher.numerics.randomness import seeded
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
 from publisher.records.filenames import ADAPTER, RESIDUAL
@@ -155,7 +156,9 @@ def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], 
 
 def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot, staged: Path) -> None:
     """PEFT puts every tensor of the file into the manifest's model class, and nothing else, at scaling 1."""
-    problems = loading_problems(variant.model_class, extraction.modules, config=base.folder, adapter=Adapter(staged))
+    problems = loading_problems(
+        variant.model_class, extraction.modules, config=base.folder, adapter=AdapterLocation(staged)
+    )
     _require_none(
         problems,
         f"PEFT does not load {staged} whole on {variant.model_class}",
@@ -260,7 +263,7 @@ def _checked(claim: Claim, base: torch.Tensor, *, source: torch.Tensor) -> _Chec
         problems += _merge_problems(
             module.name, module.recovery, (base, source), factors=(b, a), residual=claim.residual
         )
-    found = lora.merge_quality(base, source, b=b, a=a)
+    found = merge_quality(base=base, tuned=source, b=b, a=a)
     exact = found.exact_elements / math.prod(module.shape)
     differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
     if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
@@ -325,7 +328,7 @@ def require_function(variant: Variant, *, source: Snapshot, base: Snapshot, stag
         ValidationError: the adapter changes nothing, or leads less than half of the way to the source.
     """
     ids = _token_ids(configuration(base.folder))
-    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), Adapter(staged))
+    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), AdapterLocation(staged))
     _require_none(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():
@@ -358,7 +361,7 @@ def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, releas
 
 def _token_ids(config: Any) -> torch.Tensor:
     vocabulary = config.get_text_config().vocab_size
-    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=lora.seeded("tokens", torch.device("cpu")))
+    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=seeded("tokens", torch.device("cpu")))
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
