@@ -62,8 +62,8 @@ def validate(site: "VariantSite") -> "Validation":
     validation = stage.validate(
         site.variant,
         extraction_of(site, pair),
-        source=pair.tuned,
         base=pair.base,
+        tuned=pair.tuned,
         staged=site.staged,
         engine=engine,
         progress=site.progress,

@@ -59,11 +59,11 @@ def _require_proof(stage: "Stage[VariantSite]", site: "VariantSite") -> None:
 def _require_loads_here(site: "VariantSite") -> None:
     """Raise if other packages validated the adapter, and those installed here do not load it; no weights are read."""
     from publisher.adapters.base_config import base_config
-    from publisher.pipeline.stages import validate
+    from publisher.adapters.structure_checks import judging_packages, require_structure
 
-    if site.result("validate", Validation).packages == validate.packages():
+    if site.result("validate", Validation).packages == judging_packages():
         return
     site.progress(f"loading {site.staged} with the packages installed here")
     extraction = site.result("extract", Extraction)
     base = Snapshot(checkpoint=extraction.base, folder=base_config(site.variant))
-    validate.require_structure(site.variant, extraction, base=base, staged=site.staged)
+    require_structure(site.variant, extraction, base=base, staged=site.staged)
