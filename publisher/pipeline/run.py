@@ -103,13 +103,17 @@ def work_through(stages: Sequence[Stage[SiteT]], site: SiteT) -> tuple[str, ...]
     Raises:
         PublisherError: a stage failed, or what an earlier run left for it is not there.
     """
-    lapses = _lapses(stages, site)
-    _tell(lapses, site)
+    included = [stage for stage in stages if site.options.includes(stage.name)]
+    _remove_files_of_other_manifests(included, site)
+    lapses = _lapses(included, site)
+    _report(lapses, site)
     reused = []
     for stage in stages:
         if stage.on_demand:
             if stage.name == site.options.last or _is_needed(stage, stages, lapses):
                 site.found[stage.name] = stage.run(site)
+            elif stage in included:
+                site.progress(f"{site.staged}: what rests on {stage.name} holds, so it does not run")
         elif stage.name in lapses:
             if _is_asked_for(stage, site) or lapse(stage, site):
                 _run(stage, stages, site=site)
@@ -127,18 +131,18 @@ def _look_ahead(stages: Sequence[Stage[SiteT]], site: SiteT) -> None:
             stage.before(site)
 
 
-def _lapses(stages: Sequence[Stage[SiteT]], site: SiteT) -> dict[str, str]:
-    """Return, for each stage that has work here, why its result does not hold; files of one that has none go."""
-    found = {}
-    for stage in stages:
-        if stage.on_demand or not site.options.includes(stage.name):
-            continue
+def _remove_files_of_other_manifests(included: Sequence[Stage[SiteT]], site: SiteT) -> None:
+    """Remove what stages have left that this manifest does not ask for."""
+    for stage in included:
         if not stage.applies(site):
             for name in stage.writes:
                 (site.folder_of(stage.name) / name).unlink(missing_ok=True)
-            continue
-        found[stage.name] = "it was asked for" if _is_asked_for(stage, site) else lapse(stage, site)
-    return found
+
+
+def _lapses(included: Sequence[Stage[SiteT]], site: SiteT) -> dict[str, str]:
+    """Return, for each stage that has work here, why its earlier result does not hold; empty where it does."""
+    at_work = [stage for stage in included if stage.applies(site) and not stage.on_demand]
+    return {stage.name: "it was asked for" if _is_asked_for(stage, site) else lapse(stage, site) for stage in at_work}
 
 
 def _is_asked_for(stage: Stage[SiteT], site: SiteT) -> bool:
@@ -162,8 +166,8 @@ def _run(stage: Stage[SiteT], stages: Sequence[Stage[SiteT]], *, site: SiteT) ->
         mark_finished(stage, site, key)
 
 
-def _tell(lapses: Mapping[str, str], site: SiteT) -> None:
-    """Say which earlier results do not hold, and why; the first run of all needs no such words."""
+def _report(lapses: Mapping[str, str], site: SiteT) -> None:
+    """Report which earlier results do not hold, and why; where there are none, nothing is said."""
     for name, why in lapses.items():
         if why and name != site.options.first and site.kept(f"{name}.json").exists():
             site.progress(f"{name} runs again: {why}")

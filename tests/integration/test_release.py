@@ -276,7 +276,7 @@ def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: Local
     assert outcome["variants"][0]["reused"] == ["extract", "validate"]
     assert (outcome["push"]["result"], outcome["push"]["tag"]) == ("committed", "v1.2.1")
     assert outcome["push"]["commit"] == hub.repository(REPO).head("v1.2.1")
-    assert "dist/clef holds; its checkpoints are not fetched" in done.stderr
+    assert "dist/clef: what rests on fetch holds, so it does not run" in done.stderr
     assert "loading dist/clef with the packages installed here" in done.stderr
     assert not any("/o/" in line and "safetensors" in line for line in hub.requests[before:])
     assert not any(secret in done.stdout + done.stderr for secret in SECRETS)
