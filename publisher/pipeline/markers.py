@@ -41,7 +41,13 @@ def lapse(stage: Stage[SiteT], site: SiteT) -> str:
 
 
 def mark_finished(stage: Stage[SiteT], site: SiteT, key: str) -> None:
-    """Write the marker of a stage that has just run; of the files that it may leave, those that are there count."""
+    """Write the marker of a stage that has just run; of the files that it may leave, those that are there count.
+
+    Args:
+        stage: the stage.
+        site: what it ran on.
+        key: digest of all that its result rests on, as it was before it ran.
+    """
     folder = site.folder_of(stage.name)
     files = [folder / name for name in stage.writes if (folder / name).is_file()]
     mark(site.kept(stage.marker), key, folder=folder, files=files)

@@ -41,7 +41,16 @@ class Published:
 
 
 def read_back(manifest: Manifest, staged: Path, *, published: Published, progress: Progress) -> ReadBack:
-    """Compare every file and load every adapter.
+    """Compare every published file with the staged one, and load every adapter as a stranger would.
+
+    Args:
+        manifest: what was published.
+        staged: the staged tree.
+        published: the commit, its files and its Hub.
+        progress: told of each adapter.
+
+    Returns:
+        How many files are equal, and how many adapters load.
 
     Raises:
         PushError: naming each file that differs, or each thing PEFT complains about. The commit stays; the message
@@ -107,7 +116,7 @@ _ON_THIS_MACHINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
 
 
 def _environment(at: Destination, home: Path) -> dict[str, str]:
-    """This process's environment, with the destination for a Hub and empty caches; trusted publishing is done with."""
+    """Return this process's environment with the destination for a Hub, empty caches, and no trusted publishing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_OIDC")}
     token = at.token or hub.current_token()
     return {
@@ -137,7 +146,7 @@ def _require_none(problems: Sequence[str], published: Published) -> None:
 
 
 def _problems(request: Mapping[str, Any]) -> list[str]:
-    """What keeps PEFT from loading the published adapter; runs in the other process."""
+    """Return what keeps PEFT from loading the published adapter; this runs in the other process."""
     from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
     from publisher.records.extraction import ModuleExtraction
 
