@@ -109,7 +109,7 @@ def _weight(shape: tuple[int, int], *, heavy: bool) -> Tensor:
 
 
 def measured(case: Case) -> tuple[str, ...]:
-    """The line of one setting, as text in the order of HEADINGS."""
+    """Return the line of one setting, as text in the order of HEADINGS."""
     base, update = case.base, case.update
     source = merged(base=base, product=update, dtype=base.dtype)
     begin = time.perf_counter()

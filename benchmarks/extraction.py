@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def first_of_each_shape(linears: Mapping[str, tuple[int, int]]) -> list[str]:
-    """One name for each distinct shape."""
+    """Return one name for each distinct shape."""
     shapes = list(linears.values())
     return [name for index, (name, shape) in enumerate(linears.items()) if shapes.index(shape) == index]
 
@@ -116,7 +116,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _in_own_process(job: str, pair: Path, name: str) -> dict[str, float]:
-    """Even the pair is made in one: a child's peak memory starts from its parent's."""
+    """Run a job in a process of its own, the making of the pair too: a child's peak memory starts from its parent's."""
     command = [sys.executable, __file__, "--measure", job, "--pair", str(pair), "--shapes", name]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout)

@@ -18,7 +18,14 @@ from safetensors.torch import save_file
 
 
 def main(source: Path, base: Path, *, output: Path, rank: int) -> None:
-    """Extract every weight that differs between two safetensors files."""
+    """Extract every weight that differs between two safetensors files.
+
+    Args:
+        source: the file of the merged fine-tune.
+        base: the file of its base.
+        output: the file of factors to write.
+        rank: columns to keep of each.
+    """
     factors, clock, cpu = {}, {}, {}
     with safe_open(source, framework="pt") as sources, safe_open(base, framework="pt") as bases:
         for name in sources.keys():  # noqa: SIM118 - not a mapping

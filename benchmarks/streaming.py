@@ -156,7 +156,7 @@ def _measured(hub: LocalHub, folder: Path, *, streamed: bool) -> Measured:
 
 
 def _results(dist: Path) -> int:
-    """Bytes of the adapter and of the finished modules."""
+    """Return the bytes of the adapter and of the finished modules."""
     return _size(dist / "bench") + sum(map(_size, dist.glob("bench.work/*/modules-*")))
 
 

@@ -70,7 +70,7 @@ def _prepare(pair: Pair, count: int, *, folder: Path) -> None:
 
 
 def _forget_the_adapted(folder: Path) -> None:
-    """The released model was asked first."""
+    """Forget the answers of base + adapter; the released model was asked first."""
     answers = sorted((folder / "dist/bench.work/root/answers").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     answers[-1].unlink()
 

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _make(layers: int) -> dict[str, float]:
-    """A pair with so many layers in the working folder; weights of one shape are the same in all of them."""
+    """Make a pair of so many layers in the working folder; weights of one shape are the same in all of them."""
     for side in ("source", "base"):
         Path(side).mkdir(parents=True)
         Path(side, "config.json").write_text("{}")
@@ -116,14 +116,14 @@ def _weight(shape: tuple[int, int]) -> Path:
 
 
 def _weights(_: int) -> dict[str, float]:
-    """A pair of weights of each distinct shape, in the working folder's `weights`."""
+    """Make a pair of weights of each distinct shape, in the working folder's `weights`."""
     for shape in set(LAYER.values()):
         extraction.make(Path("{}x{}.safetensors".format(*shape)), shape)
     return {}
 
 
 def _distinct(_: int) -> dict[str, float]:
-    """The yardstick's pair: one tensor of each distinct shape."""
+    """Make the yardstick's pair: one tensor of each distinct shape."""
     for side in ("source", "base"):
         chosen = {name: load_file(_weight(LAYER[name]))[side] for name in extraction.first_of_each_shape(LAYER)}
         save_file({f"{name}.weight": weight for name, weight in chosen.items()}, f"{side}.safetensors")
@@ -195,7 +195,7 @@ def _page(folder: Path, *, layers: int) -> str:
 
 
 def _yardstick_of(layers: int, yardstick: Process) -> tuple[float, float]:
-    """Seconds of the yardstick for so many layers, on the clock and of the processors."""
+    """Return the seconds of the yardstick for so many layers, on the clock and of the processors."""
     often = Counter(LAYER.values())
 
     def scaled(whole: float, told: dict[str, float]) -> float:
@@ -206,7 +206,7 @@ def _yardstick_of(layers: int, yardstick: Process) -> tuple[float, float]:
 
 
 def _saved_by_transposing(told: dict[str, float]) -> float:
-    """Seconds a layer of the yardstick that come from wide matrices whose transposes were measured to be quicker."""
+    """Return the seconds a layer that the yardstick would save by transposing wide matrices first, as measured."""
     shapes = {LAYER[name.removesuffix(".weight")]: seconds for name, seconds in told.items()}
     often = Counter(LAYER.values())
     return sum(often[a, b] * max(s - shapes.get((b, a), s), 0.0) for (a, b), s in shapes.items() if a < b)

@@ -165,12 +165,12 @@ def extracted_again(case: _Case) -> str:
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
     again: dict[str, ModuleFigures] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
     with open_pair(base=case.base, tuned=case.source) as both:
         job = Extracting(both.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
+        with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])

@@ -67,7 +67,7 @@ def _is_said(name: str) -> bool:
 
 
 def _is_idle(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether PEFT looks at the field only where another is set; it writes its default for it into every file."""
+    """Return whether PEFT reads the field only where another is set; PEFT writes such defaults into every file."""
     if (
         name == "auto_mapping"
     ):  # names the base's class; where that is not of transformers, PEFT would import the module
@@ -134,7 +134,7 @@ def _is_by_pattern(holds: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _are_replicated(value: object) -> bool:
-    """Whether these are spans of layers, all together no more than any model has."""
+    """Return whether these are spans of layers, all together no more than any model has."""
     if not isinstance(value, list) or len(value) > LIMITS.layer_replications:
         return False
     spans = [span for span in value if isinstance(span, list) and len(span) == len("ab") and all(map(_is_index, span))]
@@ -253,13 +253,13 @@ def _excluded(config: Mapping[str, Any], names: Sequence[str]) -> set[str]:
 
 def _numbered(config: Mapping[str, Any], names: Sequence[str]) -> Callable[[str], bool]:
     """Return what tells whether a name lies in one of the layers to transform."""
-    layers, told = config.get("layers_to_transform"), config.get("layers_pattern")
+    layers, pattern = config.get("layers_to_transform"), config.get("layers_pattern")
     if layers is None or layers == []:
         return lambda _: True
     wanted = {layers} if isinstance(layers, int) else set(layers)
     rules = [r".*?\.[^.]*\.(?P<idx>\d+)\."]
-    if told:
-        entries = [told] if isinstance(told, str) else told
+    if pattern:
+        entries = [pattern] if isinstance(pattern, str) else pattern
         rules = [rf"(?:^|.*?\.){entry}\.(?P<idx>\d+)\." for entry in entries]
     patterns = [Pattern.of(rule, captures=True) for rule in rules]
     _require_work(sum(pattern.steps(names) for pattern in patterns))
@@ -330,8 +330,8 @@ def _has_patterns(fields: Mapping[str, Any]) -> bool:
 
 
 def _layers_told(fields: Mapping[str, Any]) -> Sequence[str]:
-    told: str | list[str] = fields.get("layers_pattern", [])
-    return [told] if isinstance(told, str) else told
+    pattern: str | list[str] = fields.get("layers_pattern", [])
+    return [pattern] if isinstance(pattern, str) else pattern
 
 
 def _resolve_keys(fields: dict[str, Any], field: str, *, names: Sequence[str], meant: Sequence[str]) -> list[str]:

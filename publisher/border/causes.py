@@ -31,9 +31,9 @@ def explained(error: BaseException) -> PublisherError:
     """Return the error that tells a person what happened; one of this project's own is told as it is."""
     if isinstance(error, PublisherError):
         return error
-    for kind, tell in _KINDS:
+    for kind, explain in _KINDS:
         if isinstance(error, kind):
-            return tell(error)
+            return explain(error)
     return _by_origin(error)
 
 

@@ -139,12 +139,12 @@ def _kind_of(path: Path, blobs: Path) -> str:
 
 
 def _is_hollow(state: os.stat_result) -> bool:
-    """Whether a large file has next to no bytes on the disk: to read terabytes of zeros would never end."""
+    """Return whether a large file has next to no bytes on the disk: to read terabytes of zeros would never end."""
     blocks = getattr(state, "st_blocks", None)  # of 512 bytes; Windows does not tell
     return blocks is not None and state.st_size > LIMITS.hollow_bytes and blocks * 512 * 16 < state.st_size
 
 
 def _is_blob(link: Path, blobs: Path) -> bool:
-    """Whether a link of a snapshot leads to a regular file right in the cache's own folder of contents."""
+    """Return whether a link of a snapshot leads to a regular file right in the cache's own folder of contents."""
     target = Path(os.path.normpath(link.absolute().parent / link.readlink()))
     return target.parent == blobs and target.exists() and stat.S_ISREG(target.lstat().st_mode)

@@ -43,11 +43,14 @@ class Pattern:
 
     @classmethod
     def of(cls, text: str, *, captures: bool = False) -> Self:
-        """Return the pattern.
+        """Return the pattern that a text stands for.
 
         Args:
-            text: as it was written.
+            text: the regular expression, as it was written.
             captures: whether the text that groups match is asked for.
+
+        Returns:
+            The compiled pattern.
 
         Raises:
             PatternError: it is no regular expression at all.
@@ -163,7 +166,7 @@ def literal(names: Iterable[str]) -> str:
 
 
 def _without(text: str, places: Sequence[int]) -> str:
-    """The text with a NUL for each of these places, which no key or name holds."""
+    """Return the text with a NUL for each of these places, which no key or name holds."""
     letters = list(text)
     for place in places:
         letters[place] = "\0"
@@ -196,8 +199,8 @@ def _not_shared(text: str, place: int) -> PatternError:
 
 
 def _refusal(text: str, error: Exception) -> PatternError:
-    told = error.args[0] if error.args else ""
-    why = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+    message = error.args[0] if error.args else ""
+    why = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
     if "repetition size" in why or "too large" in why:
         return UncheckablePatternError(f"the pattern {shown(text)} is too large: {why}")
     return PatternError(f"{shown(text)} is no regular expression: {why}")

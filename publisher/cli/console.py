@@ -63,7 +63,7 @@ def progress_on(console: Console) -> Iterator[Progress]:
         task = bar.add_task("", total=None, amount="", pace="")
 
         def tell(what: str, done: int = 0, total: int = 0) -> None:
-            there, rate = amount(done, total) if total else "", pace.told(what, done, total)
+            there, rate = amount(done, total) if total else "", pace.describe(what, done, total)
             bar.update(
                 task, description=for_terminal(what), completed=done, total=total or None, amount=there, pace=rate
             )
@@ -77,7 +77,7 @@ def _plain(console: Console) -> Progress:
 
     def tell(what: str, done: int = 0, total: int = 0) -> None:
         kind, now = what.partition(" ")[0], time.monotonic()
-        rate = pace.told(what, done, total)
+        rate = pace.describe(what, done, total)
         if total and done and now - told.get(kind, 0.0) < _PLAIN_INTERVAL:
             return
         told[kind] = now

@@ -20,7 +20,7 @@ from publisher.adapters.peft_files import carried_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
-from publisher.engines import Begin, Engine, Finish, Tell
+from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.pair_job import PairJob
 from publisher.numerics.merge_quality import merge_quality
 from publisher.records.checkpoint import Snapshot
@@ -64,7 +64,7 @@ def require_claims(
         _residuals(extraction, staged) as residuals,
     ):
         claims = (_claim(module, both, adapter=adapter, residuals=residuals) for module in extraction.modules)
-        with engine.run(Checking(both.snapshots), claims, tell=report) as results:
+        with engine.run(Checking(both.snapshots), claims, report=report) as results:
             for claim, checked in results:
                 found[claim.module.name] = checked
         problems = [problem for module in extraction.modules for problem in found[module.name].problems]
@@ -124,8 +124,8 @@ class Checking(PairJob[Claim, _Checked]):
         with readers_of(self.snapshots, [claim.weights]) as readers:
             base, tuned = (reader.read(claim.weights.name) for reader in readers)
 
-        def finish(tell: Tell) -> _Checked:
-            del tell
+        def finish(report: Report) -> _Checked:
+            del report
             return _checked(claim, base=base.to(device), tuned=tuned.to(device))
 
         return finish

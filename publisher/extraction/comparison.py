@@ -20,7 +20,7 @@ from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, readers_of
 from publisher.checkpoints.reading import Reader
-from publisher.engines import Begin, Engine, Tell
+from publisher.engines import Begin, Engine, Report
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.modules_to_save import carried_modules, named_by, require_matches
 from publisher.extraction.pair_job import PairJob
@@ -113,10 +113,10 @@ def _different(both: CheckpointPair, shared: Sequence[str], *, engine: Engine, p
     pairs = [pair for pair in map(both.tensors, shared) if not _one_file(pair.tuned, pair.base)]
     found, done = set[str](), len(shared) - len(pairs)
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, done, len(shared))
 
-    with engine.run(Comparing(both.snapshots), _groups(pairs), tell=tell) as results:
+    with engine.run(Comparing(both.snapshots), _groups(pairs), report=report) as results:
         for group, different in results:
             found |= different
             done += len(group)
@@ -158,8 +158,8 @@ class Comparing(PairJob[Group, set[str]]):
         del device
         yield lambda group: partial(self._different, group)
 
-    def _different(self, group: Group, tell: Tell) -> set[str]:
-        del tell
+    def _different(self, group: Group, report: Report) -> set[str]:
+        del report
         with readers_of(self.snapshots, group) as readers:
             return {pair.name for pair in group if not same(pair.name, readers)}
 
@@ -364,12 +364,12 @@ def weighed(both: CheckpointPair, names: Sequence[str], *, engine: Engine, progr
     """
     found: dict[str, float] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, len(found), len(names))
 
     pairs = [both.tensors(name) for name in names]
     if pairs:
-        with engine.run(Weighing(both.snapshots), pairs, tell=tell) as results:
+        with engine.run(Weighing(both.snapshots), pairs, report=report) as results:
             for pair, square in results:  # one by one, as progress counts them
                 found[pair.name] = square
     return {name: found[name] for name in names}

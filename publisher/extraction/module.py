@@ -19,7 +19,7 @@ from publisher.adapters.residual import Residual, residual_of
 from publisher.checkpoints import fp8, fp8_reader
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import TensorPair, readers_of
-from publisher.engines import Begin, Finish, Tell
+from publisher.engines import Begin, Finish, Report
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
@@ -64,14 +64,14 @@ class Extracting(PairJob[TensorPair, Factors]):
             base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
 
-        def finish(tell: Tell) -> Factors:
+        def finish(report: Report) -> Factors:
             return extract_module(
                 pair.name,
                 base=base.to(device),
                 tuned=tuned.to(device),
                 settings=self.settings,
                 steps=None if steps is None else steps.to(device),
-                on_iteration=partial(_report_iteration, tell, self.label(pair)),
+                on_iteration=partial(_report_iteration, report, self.label(pair)),
             )
 
         return finish
@@ -84,8 +84,8 @@ def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
     return _AT_LEAST + each * math.prod(shape)
 
 
-def _report_iteration(tell: Tell, label: str, iteration: int, share: float) -> None:  # noqa: PLR0917 - bound in front
-    tell(f"{label}: {share:.3%} exact after {iteration} iterations")
+def _report_iteration(report: Report, label: str, iteration: int, share: float) -> None:  # noqa: PLR0917 - bound in front
+    report(f"{label}: {share:.3%} exact after {iteration} iterations")
 
 
 @dataclass(frozen=True, slots=True)

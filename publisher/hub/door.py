@@ -87,7 +87,7 @@ def asking(endpoint: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def embedded(endpoint: str) -> Iterator[None]:
-    """Let requests to a Hub that this process runs go out, offline or not, and past any proxy, during the block."""
+    """Open the door to a Hub that this process runs during the block, offline or not, and past any proxy."""
     before = {name: os.environ.get(name) for name in _NO_PROXY}
     origin = _origin(endpoint)
     _embedded.add(origin)
@@ -115,7 +115,7 @@ def _client(usual: Sequence[Callable[[httpx.Request], object]]) -> httpx.Client:
 
 
 def _before(request: httpx.Request) -> None:
-    """Look at a request before it is sent."""
+    """Check a request before it is sent: where its token goes, and how long an answer may take."""
     request.extensions.setdefault(_PURPOSE, _purpose(request))
     origin = _origin(str(request.url))
     if _asked and "authorization" in request.headers and origin not in _receivers():
@@ -130,7 +130,7 @@ def _before(request: httpx.Request) -> None:
 
 
 def _after(response: httpx.Response) -> None:
-    """Look at an answer before anything of its body is read."""
+    """Check an answer before anything of its body is read."""
     request = response.request
     _require_headers(response)
     _require_links(response)

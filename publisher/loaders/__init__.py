@@ -1,8 +1,12 @@
 """Which loaders take an adapter, with which flags, and whether each module's scale comes out right there.
 
-One module for each loader: PEFT and transformers are run, on the base's class without weights; of the others the
-rules are followed as they stand in the source of one version, which the verdict names. What none of this can know is
-whether a GPU kernel does what it should (docs/compat.md).
+One module for each loader, `on_NAME`: PEFT and transformers are run, on the base's class without weights; of the others
+the rules are followed as they stand in the source of one version, which the verdict names. `subject` is what is judged,
+and `finding` makes verdicts of findings. What none of this can know is whether a GPU kernel does what it should
+(docs/compat.md).
+
+It refuses a folder that holds no adapter, and a base whose class transformers does not have. Begin with `subject`, then
+`on_peft`, the shortest judge.
 """
 
 from publisher.loaders.subject import Subject
@@ -11,7 +15,7 @@ from publisher.records.validation import Validation
 
 
 def judge(subject: Subject, validation: Validation | None = None) -> tuple[LoaderVerdict, ...]:
-    """The verdict on every loader, in a fixed order.
+    """Return the verdict on every loader, in a fixed order.
 
     Args:
         subject: the adapter and its base.

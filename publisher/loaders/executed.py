@@ -1,4 +1,4 @@
-"""PEFT and transformers, run: the adapter is put into the base's class without weights, and what became of it told.
+"""Run PEFT and transformers: put an adapter into the base's class without weights, and report what became of it.
 
 The class is built on the meta device. Only under the adapter's own modules lies a weight with a shape and no memory,
 so that PEFT, which puts an adapter where the base is, puts it somewhere. Whatever either of them raises over files of
@@ -28,8 +28,8 @@ from publisher.adapters.loading import (
 from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced
 from publisher.errors import ValidationError, counted
-from publisher.loaders.finding import UNIFORM, finding, idle, twice, wrong_scales
-from publisher.loaders.subject import Pair, Subject
+from publisher.loaders.finding import UNIFORM, changes_nothing, finding, repeated_factors, wrong_scales
+from publisher.loaders.subject import FactorShapes, Subject
 from publisher.records.loaders import LoaderFinding
 
 _WIDTH = 200  # characters of what a library says of its refusal
@@ -37,14 +37,14 @@ _WIDTH = 200  # characters of what a library says of its refusal
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What became of the adapter.
+    """What became of an adapter that was put into a model.
 
     Attributes:
         refusal: why it was not loaded; nothing else is set then.
         filled: modules whose factors came from the file.
         lost: tensors of the file that reach no parameter.
         empty: modules that were adapted and had nothing in the file; they change nothing.
-        scales: of every adapted module.
+        scales: the scale of every adapted module, by name.
     """
 
     refusal: str = ""
@@ -55,7 +55,7 @@ class Reached:
 
 
 def with_peft(subject: Subject, model: Any) -> Reached:
-    """`PeftModel.from_pretrained(model, folder)`."""
+    """Load the adapter as `PeftModel.from_pretrained(model, folder)` does, and return what became of it."""
     with quiet():
         stand_in(model, _shapes(subject, model))
         try:
@@ -70,7 +70,7 @@ def with_peft(subject: Subject, model: Any) -> Reached:
 
 
 def with_transformers(subject: Subject, model: Any) -> Reached:
-    """`model.load_adapter(folder)`."""
+    """Load the adapter as transformers' `model.load_adapter(folder)` does, and return what became of it."""
     with quiet():
         try:
             with for_peft(AdapterLocation(subject.folder), model) as (folder, _), torch.device("meta"):
@@ -82,11 +82,20 @@ def with_transformers(subject: Subject, model: Any) -> Reached:
 
 
 def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderFinding]:
-    """What speaks against it, on the class that the adapter is for."""
+    """Yield what speaks against a loader, on the class that the adapter is for.
+
+    Args:
+        subject: the adapter and its base.
+        reached: what became of the adapter there.
+        by: what messages call the loader.
+
+    Returns:
+        The findings; none where the adapter works as it is meant.
+    """
     if reached.refusal:
         yield finding("unreadable", f"{by} refuses it: {reached.refusal}", remedy=_remedy(subject))
         return
-    total = len(subject.pairs)
+    total = len(subject.factors)
     if not reached.filled:
         what = f"none of the {counted(total, 'module')} gets its factors, and {by} only warns: it changes nothing"
         yield finding("silent no-op", what, modules=total, silent=True, remedy=_remedy(subject))
@@ -98,10 +107,10 @@ def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderF
     if reached.empty:
         what = f"{counted(len(reached.empty), 'module')} adapted for which the file has nothing"
         yield finding("missing tensor", what, modules=len(reached.empty), silent=True, remedy=_TARGETS)
-    known = {name: scale for name, scale in reached.scales.items() if name in subject.pairs}
+    known = {name: scale for name, scale in reached.scales.items() if name in subject.factors}
     why = f"{by} scales by adapter_config.json"
     remedy = "give alpha_pattern the entries of rank_pattern, or extract again: " + UNIFORM
-    yield from [*idle(subject), *twice(subject)]
+    yield from [*changes_nothing(subject), *repeated_factors(subject)]
     yield from wrong_scales(subject, lambda name: known.get(name, subject.scale(name)), why=why, remedy=remedy)
 
 
@@ -114,23 +123,25 @@ _TARGETS = "name in target_modules just the modules of the file, on a base that 
 
 def _remedy(subject: Subject) -> str:
     """Return what helps: it follows from how names, sizes and ranks lie on the base, not from the words of an error."""
-    places = {name: subject.base.structure.shapes.get(name) for name in subject.pairs}
-    if any(shape is None for shape in places.values()):
+    on_base = {name: subject.base.structure.shapes.get(name) for name in subject.factors}
+    if any(shape is None for shape in on_base.values()):
         return _OTHER_CLASS
-    if any(_is_unlike(pair, places[name]) for name, pair in subject.pairs.items()):
+    if any(_is_unlike(factors, on_base[name]) for name, factors in subject.factors.items()):
         return _OTHER_BASE
-    return _RANKS if any(pair.rank != subject.config_rank(name) for name, pair in subject.pairs.items()) else _FIELD
+    if any(factors.rank != subject.config_rank(name) for name, factors in subject.factors.items()):
+        return _RANKS
+    return _FIELD
 
 
-def _is_unlike(pair: Pair, shape: tuple[int, int] | None) -> bool:
-    """Whether a module's factors are for a weight of another shape (out, in)."""
-    if pair.a is None or pair.b is None or len(pair.a) != len(pair.b) or len(pair.a) != len("ab"):
+def _is_unlike(factors: FactorShapes, shape: tuple[int, int] | None) -> bool:
+    """Return whether a module's factors are matrices for a weight of another shape (out, in)."""
+    if factors.a is None or factors.b is None or len(factors.a) != len(factors.b) or len(factors.a) != len("ab"):
         return False
-    return (pair.b[0], pair.a[1]) != shape
+    return (factors.b[0], factors.a[1]) != shape
 
 
 def empty_base(subject: Subject) -> Any:
-    """The class that the adapter is for, without weights.
+    """Build a model of the class that the adapter is for, without weights.
 
     Raises:
         ValidationError: transformers has no such class, or it is not for the base's config.json.
@@ -139,7 +150,11 @@ def empty_base(subject: Subject) -> Any:
 
 
 def text_only(subject: Subject) -> tuple[str, Any] | None:
-    """The class that AutoModelForCausalLM builds of this base, where that is another: its name, and it itself."""
+    """Build a model of the class that AutoModelForCausalLM builds of this base, without weights.
+
+    Returns:
+        The name of the class, and the model; None where it is the class that the adapter is for, or there is none.
+    """
     config = configuration(subject.base.folder)
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if not isinstance(name, str) or name == subject.base.model_class:
@@ -152,35 +167,45 @@ def text_only(subject: Subject) -> tuple[str, Any] | None:
         return None
 
 
-def on_text_only(subject: Subject, reached: Reached, name: str, *, by: str) -> str:
-    """The same on the class that AutoModelForCausalLM builds, as a caution."""
+def on_text_only(subject: Subject, reached: Reached, *, name: str, by: str) -> str:
+    """Tell what becomes of the adapter on the class that AutoModelForCausalLM builds, as a caution.
+
+    Args:
+        subject: the adapter and its base.
+        reached: what became of the adapter on that class.
+        name: the name of that class.
+        by: what messages call the loader.
+
+    Returns:
+        A note for the verdict, in one sentence.
+    """
     where = f"on {name}, which AutoModelForCausalLM builds,"
     if reached.refusal:
         return f"{where} {by} refuses it"
     if not reached.filled:
         return f"{where} it changes nothing, and {by} only warns"
-    return f"{where} {len(reached.filled)} of {counted(len(subject.pairs), 'module')} are adapted"
+    return f"{where} {len(reached.filled)} of {counted(len(subject.factors), 'module')} are adapted"
 
 
 def left_out(subject: Subject) -> list[str]:
-    """Return what is to be said of the fields that PEFT was not given here."""
+    """Return a note on the fields of adapter_config.json that PEFT was not given here; no note where it had all."""
     fields = reduced(subject.config).left_out
     return [f"tried without {', '.join(fields)} of adapter_config.json, which it may act upon"] if fields else []
 
 
 def _shapes(subject: Subject, model: Any) -> dict[str, tuple[int, int]]:
-    """(out, in) of the adapter's modules that this model has, as it stores them."""
+    """Return the shape (out, in) of the adapter's modules that this model has, as it stores them."""
     there = dict(model.named_modules())
     shapes = {}
-    for name, pair in subject.pairs.items():
+    for name, factors in subject.factors.items():
         weight = getattr(there.get(name), "weight", None)
-        if pair.a and pair.b and weight is not None and weight.dim() == len(pair.a):
+        if factors.a and factors.b and weight is not None and weight.dim() == len(factors.a):
             shapes[name] = tuple(weight.shape)
     return shapes
 
 
 def _parameters(loaded: Any) -> Iterator[tuple[str, Any]]:
-    """What was put in, by the names that the file has for it."""
+    """Yield the parameters that were put in, by the names that the file has for them."""
     for name, parameter in loaded.named_parameters(remove_duplicate=False):
         if ".lora_" in name or ".modules_to_save." in name:
             plain = name.replace(".modules_to_save.", ".").replace(".default.", ".")
@@ -203,7 +228,7 @@ def _reached(loaded: Any, *, absent: Any, lost: tuple[str, ...], prefix: str) ->
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """The refusal on one line, with no path of this machine and no set, whose order changes."""
+    """Return a refusal on one line, with no path of this machine and no set, whose order changes."""
     cause = error.__cause__ if isinstance(error, ValidationError) and error.__cause__ is not None else error
     text = re.sub(r"\{[^}]*\}", "{…}", " ".join(str(cause).split())).replace(str(folder), "the adapter")
     return text[:_WIDTH].rstrip(". ") or type(cause).__name__

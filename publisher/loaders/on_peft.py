@@ -1,4 +1,4 @@
-"""PEFT: executed, on the base's class without weights; where validation has just done it, its result counts."""
+"""PEFT: it is run, on the base's class without weights; where validation has just done that, its result counts."""
 
 from importlib import metadata
 
@@ -10,7 +10,7 @@ from publisher.records.validation import Validation
 
 
 def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
-    """The verdict; a validation that passed has loaded every tensor, at scale 1 in every module.
+    """Return the verdict on PEFT; a validation that passed has loaded every tensor, at scale 1 in every module.
 
     Raises:
         ValidationError: transformers has no class for this base.
@@ -18,6 +18,8 @@ def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
     found = [] if validation else list(findings(subject, with_peft(subject, empty_base(subject)), by="PEFT"))
     version = validation.packages["peft"] if validation else metadata.version("peft")
     other = text_only(subject)
-    notes = [*left_out(subject)]
-    notes += [on_text_only(subject, with_peft(subject, other[1]), other[0], by="PEFT")] if other else []
+    notes = left_out(subject)
+    if other:
+        name, model = other
+        notes.append(on_text_only(subject, with_peft(subject, model), name=name, by="PEFT"))
     return verdict("PEFT", version, basis="executed", findings=found, notes=notes)

@@ -1,14 +1,28 @@
-"""SGLang: rules read in its wheel, 0.5.23; its own reader of adapter_config.json is run where SGLang is installed.
+"""SGLang: rules read in its source; its own reader of adapter_config.json is run where SGLang is installed.
 
 It knows one scale, lora_alpha / r, and one rank for all modules. Layers are found by their number and by the last part
 of a module's name, so that a prefix of another class does no harm; what it packs into one weight has to be complete.
+
+Where the rules stand, under `sglang/srt/lora/` in the wheel of the version in `READ`: `lora_config.py` for the fields,
+`lora.py` for names, packing and scale, `utils.py` (`get_normalized_target_modules`, `get_hidden_dim`) for what layers
+are called, `mem_pool.py` for ranks and for modules without a buffer. To renew them, read these again in a newer wheel,
+write its version into `READ`, and run tests/loaders.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from publisher.errors import counted
-from publisher.loaders.finding import MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
+from publisher.loaders.finding import (
+    MERGED,
+    UNIFORM,
+    changes_nothing,
+    finding,
+    missing_factors,
+    repeated_factors,
+    verdict,
+    wrong_scales,
+)
 from publisher.loaders.installed import reader
 from publisher.loaders.subject import Subject
 from publisher.records.loaders import Basis, LoaderFinding, LoaderVerdict
@@ -47,11 +61,11 @@ class _Reader:
 
 
 def judge(subject: Subject) -> LoaderVerdict:
-    """The verdict."""
+    """Return the verdict on SGLang."""
     reader = _installed() or _Reader(READ, "read", _scale)
     architecture = subject.base.architecture
     found = [*_fields(subject), *_modules(subject), *_packed(subject), *_ranks(subject), *_layers(subject)]
-    found += [*_others(subject), *halves(subject), *twice(subject), *idle(subject)]
+    found += [*_others(subject), *missing_factors(subject), *repeated_factors(subject), *changes_nothing(subject)]
     scale = reader.scale(subject)
     why = "SGLang scales every module by lora_alpha / r, without patterns or rslora"
     found += wrong_scales(subject, lambda _: scale, why=why, remedy=UNIFORM)
@@ -69,7 +83,7 @@ def judge(subject: Subject) -> LoaderVerdict:
 
 
 def normalised(name: str) -> str:
-    """The layer of SGLang that this module is part of, by the last part of its name."""
+    """Return the layer of SGLang that this module is part of, by the last part of its name."""
     last = name.rpartition(".")[2]
     return _NORMALISED.get(last, last)
 
@@ -79,7 +93,7 @@ def _scale(subject: Subject) -> float:
 
 
 def _installed() -> _Reader | None:
-    """The reader that SGLang brings, where it can be imported."""
+    """Return the reader that SGLang brings, where it can be imported."""
     found = reader("sglang", "sglang.srt.lora.lora_config", name="LoRAConfig")
     if found is None:
         return None
@@ -93,7 +107,8 @@ def _installed() -> _Reader | None:
 
 
 def _fields(subject: Subject) -> Iterator[LoaderFinding]:
-    config, targets = subject.config, subject.config.get("target_modules")
+    config = subject.config
+    targets = config.get("target_modules")
     if isinstance(targets, str) and targets not in _EVERYTHING:
         remedy = "list the modules' names in target_modules"
         yield finding("refused field", "target_modules is a pattern, and SGLang takes a list", remedy=remedy)
@@ -107,7 +122,7 @@ def _modules(subject: Subject) -> Iterator[LoaderFinding]:
     known = _KNOWN.get(subject.base.architecture)
     if known is None:
         return
-    lost = [name for name in subject.pairs if normalised(name) not in known]
+    lost = [name for name in subject.factors if normalised(name) not in known]
     if lost:
         kinds = sorted({name.rpartition(".")[2] for name in lost})
         what = f"{counted(len(lost), 'module')} that SGLang has no place for in this model: {', '.join(kinds)}"
@@ -115,11 +130,14 @@ def _modules(subject: Subject) -> Iterator[LoaderFinding]:
 
 
 def _packed(subject: Subject) -> Iterator[LoaderFinding]:
-    """q, k and v go into one weight, gate and up into another: q and v, and gate, must be there."""
+    """Find modules that lack what SGLang packs with them.
+
+    q, k and v go into one weight, gate and up into another: q and v, and gate, must be there.
+    """
     lacking = []
-    for name in subject.pairs:
+    for name in subject.factors:
         parent, _, last = name.rpartition(".")
-        if any(f"{parent}.{other}" not in subject.pairs for other in _PACKED.get(last, ())):
+        if any(f"{parent}.{other}" not in subject.factors for other in _PACKED.get(last, ())):
             lacking.append(name)
     if lacking:
         what = f"{counted(len(lacking), 'module')} without the others that SGLang packs with it, as {lacking[0]}"
@@ -127,22 +145,23 @@ def _packed(subject: Subject) -> Iterator[LoaderFinding]:
 
 
 def _ranks(subject: Subject) -> Iterator[LoaderFinding]:
-    other = [name for name, pair in subject.pairs.items() if pair.rank != subject.config.get("r")]
+    other = [name for name, factors in subject.factors.items() if factors.rank != subject.config.get("r")]
     if other:
         what = f"{counted(len(other), 'module')} of another rank than r, and SGLang's buffers have one rank"
         yield finding("refused tensor", what, modules=len(other), remedy=UNIFORM)
 
 
 def _layers(subject: Subject) -> Iterator[LoaderFinding]:
-    if beyond := subject.beyond:
+    beyond = subject.beyond_base
+    if beyond:
         what = f"{counted(len(beyond), 'module')} in layers that the base lacks, as {beyond[0]}"
         yield finding("missing module", what, modules=len(beyond), remedy="use the base that the adapter is for")
 
 
 def _others(subject: Subject) -> Iterator[LoaderFinding]:
-    """Tensors that are no factors: in a layer an error, of embeddings and head dropped without a word."""
-    inner = [key for key in subject.others if ".layers." in key]
-    outer = [key for key in subject.others if ".layers." not in key and "lora_embedding_" not in key]
+    """Find tensors that are no factors: in a layer an error, of embeddings and head dropped without a word."""
+    inner = [key for key in subject.other_tensors if ".layers." in key]
+    outer = [key for key in subject.other_tensors if ".layers." not in key and "lora_embedding_" not in key]
     if inner:
         yield finding("refused tensor", f"tensors that are no factors, as {inner[0]}", modules=len(inner))
     if outer:

@@ -1,4 +1,4 @@
-"""transformers' own `load_adapter`: executed, on the base's class without weights."""
+"""transformers: its own `load_adapter` is run, on the base's class without weights."""
 
 from importlib import metadata
 
@@ -9,7 +9,7 @@ from publisher.records.loaders import LoaderVerdict
 
 
 def judge(subject: Subject) -> LoaderVerdict:
-    """The verdict.
+    """Return the verdict on transformers' `load_adapter`.
 
     Raises:
         ValidationError: transformers has no class for this base.
@@ -18,7 +18,8 @@ def judge(subject: Subject) -> LoaderVerdict:
     other = text_only(subject)
     notes = []
     if other:
-        notes.append(on_text_only(subject, with_transformers(subject, other[1]), other[0], by="load_adapter"))
+        name, model = other
+        notes.append(on_text_only(subject, with_transformers(subject, model), name=name, by="load_adapter"))
     return verdict(
         "transformers",
         metadata.version("transformers"),

@@ -1,7 +1,14 @@
-"""vLLM: rules read in its wheel, 0.33.0; its own reader of adapter_config.json is run where vLLM is installed.
+"""vLLM: rules read in its source; its own reader of adapter_config.json is run where vLLM is installed.
 
 It takes each module's scale and rank by PEFT's rules, patterns included, and casts the factors to the model's dtype.
 A name whose last part no layer of the model has is refused; a full name that no layer has is dropped without a word.
+
+Where the rules stand, under `vllm/` in the wheel of the version in `READ`: `lora/peft_helper.py` for the fields and the
+scale, `MaxLoRARanks` of `config/lora.py` for the ranks, `parse_fine_tuned_lora_name` and `is_base_embedding_weights` of
+`lora/utils.py` for the names, `LoRAModel.from_local_checkpoint` of `lora/lora_model.py` for names that no layer has,
+and `plugins/lora_resolvers/hf_hub_resolver.py` for subfolders. Which classes take LoRA is in `vllm_models`, which a
+script writes. To renew them, read these again in a newer wheel, write its version into `READ`, let
+`python -m tests.make_vllm_models` write the classes, and run tests/loaders.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +17,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from publisher.errors import counted
-from publisher.loaders.finding import MERGED, UNIFORM, finding, halves, idle, twice, verdict, wrong_scales
+from publisher.loaders.finding import (
+    MERGED,
+    UNIFORM,
+    changes_nothing,
+    finding,
+    missing_factors,
+    repeated_factors,
+    verdict,
+    wrong_scales,
+)
 from publisher.loaders.installed import reader
 from publisher.loaders.subject import Subject
 from publisher.loaders.vllm_models import WITH_LORA, WITHOUT_LORA
@@ -42,10 +58,16 @@ class _Reader:
 
 
 def judge(subject: Subject) -> LoaderVerdict:
-    """The verdict."""
+    """Return the verdict on vLLM."""
     reader = _installed() or _Reader(READ, "read", refusals, lambda adapter, name: adapter.scale_by_peft(name))
-    found = [*reader.refusals(subject), *_architecture(subject), *_tensors(subject), *halves(subject), *twice(subject)]
-    found += idle(subject)
+    found = [
+        *reader.refusals(subject),
+        *_architecture(subject),
+        *_tensors(subject),
+        *missing_factors(subject),
+        *repeated_factors(subject),
+    ]
+    found += changes_nothing(subject)
     if not found:
         found += _silent(subject)
     why = "vLLM scales by what it reads in adapter_config.json"
@@ -64,7 +86,7 @@ def judge(subject: Subject) -> LoaderVerdict:
 
 
 def max_lora_rank(rank: int) -> int | None:
-    """The smallest value of --max-lora-rank that lets this rank in."""
+    """Return the smallest value of --max-lora-rank that lets this rank in; None where there is none."""
     return next((value for value in RANKS if value >= rank), None)
 
 
@@ -72,7 +94,7 @@ def max_lora_rank(rank: int) -> int | None:
 
 
 def refusals(subject: Subject) -> list[LoaderFinding]:
-    """The fields that it refuses, by the rules read."""
+    """Return the fields that it refuses, by the rules read."""
     return [finding("refused field", what) for what in _fields(subject.config)] + list(_ranks(subject))
 
 
@@ -102,7 +124,7 @@ def _ranks(subject: Subject) -> Iterator[LoaderFinding]:
 
 
 def _installed() -> _Reader | None:
-    """The reader that vLLM brings, where it can be imported."""
+    """Return the reader that vLLM brings, where it can be imported."""
     found = reader("vllm", "vllm.lora.peft_helper", name="PEFTHelper")
     if found is None:
         return None
@@ -131,44 +153,50 @@ def _installed() -> _Reader | None:
 
 
 def _architecture(subject: Subject) -> Iterator[LoaderFinding]:
-    if (name := subject.base.architecture) in WITHOUT_LORA:
-        yield finding("unsupported model", f"vLLM serves {name} without LoRA")
+    architecture = subject.base.architecture
+    if architecture in WITHOUT_LORA:
+        yield finding("unsupported model", f"vLLM serves {architecture} without LoRA")
 
 
 def _tensors(subject: Subject) -> Iterator[LoaderFinding]:
-    """Names that it cannot parse, and modules that are no layer of any model like this one."""
-    strange = [*subject.named, *(key for key in subject.others if not _is_parsed(key))]
+    """Find names that it cannot parse, and modules that are no layer of any model like this one."""
+    strange = [*subject.with_adapter_name, *(key for key in subject.other_tensors if not _is_parsed(key))]
     if strange and not subject.config.get("modules_to_save"):  # those are refused by their field
         what = f"names that vLLM cannot parse, as {strange[0]}"
         yield finding("refused tensor", what, modules=len(strange), remedy="name the tensors as PEFT does")
     structure = subject.base.structure
     linear = {name.rpartition(".")[2] for name in structure.linear | structure.transposed} | {*_EMBEDDINGS}
-    unknown = [name for name in subject.pairs if name.rpartition(".")[2] not in linear and ".experts" not in name]
+    unknown = [name for name in subject.factors if name.rpartition(".")[2] not in linear and ".experts" not in name]
     if unknown:
         what = f"{counted(len(unknown), 'module')} of no name that its layers have, as {unknown[0]}"
         yield finding("missing module", what, modules=len(unknown))
 
 
 def _is_parsed(key: str) -> bool:
-    parts = key.split(".")
-    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
-    embedding = last in {"lora_embedding_A", "lora_embedding_B"}
-    skipped = key.endswith(tuple(f".{name}.base_layer.weight" for name in _EMBEDDINGS))
-    return embedding or skipped or (last in {"weight", "bias"} and before in _WHOLE)
+    """Return whether vLLM can parse the name of a tensor that is no factor."""
+    if key.endswith(tuple(f".{name}.base_layer.weight" for name in _EMBEDDINGS)):  # it passes over these
+        return True
+    module, _, last = key.rpartition(".")
+    if last in {"weight", "bias"}:
+        return module.rpartition(".")[2] in _WHOLE
+    return last in {"lora_embedding_A", "lora_embedding_B"}
 
 
 def _silent(subject: Subject) -> Iterator[LoaderFinding]:
-    """Modules by full names that no layer has: dropped, with a line in the debug log."""
-    lost = [name for name in subject.pairs if not _is_there(name, subject) and ".experts" not in name]
+    """Find modules by full names that no layer has: they are dropped, with a line in the debug log."""
+    lost = [name for name in subject.factors if not _is_there(name, subject) and ".experts" not in name]
     if lost:
-        kind: FindingKind = "silent no-op" if len(lost) == len(subject.pairs) else "missing module"
+        kind: FindingKind = "silent no-op" if len(lost) == len(subject.factors) else "missing module"
         what = f"{counted(len(lost), 'module')} that the base lacks by that name, as {lost[0]}, dropped without a word"
         remedy = "use the base and class that the adapter's names are of"
         yield finding(kind, what, modules=len(lost), silent=True, remedy=remedy)
 
 
 def _is_there(name: str, subject: Subject) -> bool:
-    """By the checkpoint's names, or by those of the text-only class, which vLLM looks for as well."""
+    """Return whether the base has a module of this name.
+
+    The checkpoint's names count, and those of the text-only class, which vLLM looks for as well.
+    """
     every = subject.base.structure.every
     inner = name.removeprefix("model.")
     stripped = name.replace("model.language_model.", "model.", 1) if subject.base.architecture in _STRIPPED else name
@@ -180,7 +208,7 @@ def _flags(subject: Subject) -> list[str]:
     flags = ["--enable-lora"]
     if rank is not None and rank > _DEFAULT_RANK:
         flags.append(f"--max-lora-rank {rank}")
-    if any(name.startswith(_TOWERS) for name in subject.pairs):
+    if any(name.startswith(_TOWERS) for name in subject.factors):
         flags.append("--enable-tower-connector-lora")
     return flags
 
@@ -192,15 +220,15 @@ def _notes(subject: Subject) -> Iterator[str]:
             f"--lora-modules takes no subfolder: download {folder}/ and name the local folder; or set {_RESOLVER}, and "
             f"ask for the model REPO/{folder}, of the base that adapter_config.json names, on its main branch"
         )
-    if any(".experts" in name for name in subject.pairs):
+    if any(".experts" in name for name in subject.factors):
         yield "factors of experts are not looked into"
     plain = _plain_scale(subject)
-    if any(subject.config.get(f"{field}_pattern") for field in ("rank", "alpha")) and wrong_scales(
-        subject, lambda _: plain, why="", remedy=MERGED
-    ):
+    has_patterns = any(subject.config.get(field) for field in ("rank_pattern", "alpha_pattern"))
+    if has_patterns and wrong_scales(subject, lambda _: plain, why="", remedy=MERGED):
         yield "releases that ignore rank_pattern and alpha_pattern scale some modules wrongly"
 
 
 def _plain_scale(subject: Subject) -> float:
+    """Return the one scale of every module for a release of vLLM that ignores the patterns."""
     rank = subject.config.get("r") or 1
     return float((subject.config.get("lora_alpha") or 0) / rank)

@@ -1,7 +1,7 @@
 """What is judged: an adapter's configuration and the header of its tensors, and what is known of its base.
 
-The weights are not needed, of the adapter no more than whether B is all zero: the base's class is built on the meta
-device from config.json. Refused are a folder that holds no adapter, and a base whose class transformers does not have.
+No weights are needed but to see whether a B is all zero: the base's class is built on the meta device from config.json.
+It refuses a folder that holds no adapter, and a base whose class transformers does not have.
 """
 
 import math
@@ -32,38 +32,50 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The shapes of a module's two factors: A is (rank, in), B (out, rank); None for a half that is missing."""
+class FactorShapes:
+    """The shapes of a module's two factors; None for one that is missing.
+
+    Attributes:
+        a: shape of lora_A, (rank, in).
+        b: shape of lora_B, (out, rank).
+    """
 
     a: tuple[int, ...] | None
     b: tuple[int, ...] | None
 
     @property
     def rank(self) -> int:
-        """By the tensors, not by the configuration."""
-        return self.b[-1] if self.b else self.a[0] if self.a else 0
+        """The rank that the tensors have, whatever the configuration says."""
+        if self.b:
+            return self.b[-1]
+        return self.a[0] if self.a else 0
 
 
 @dataclass(frozen=True)
 class Base:
-    """What is known of the base: config.json in its folder, and the class that the adapter is for."""
+    """What is known of the base.
+
+    Attributes:
+        folder: the folder that holds its config.json.
+        model_class: name of the class in transformers that the adapter is for.
+    """
 
     folder: Path
     model_class: str
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its config.json."""
+        """The content of the base's config.json."""
         return read_config(self.folder)
 
     @cached_property
     def structure(self) -> Structure:
-        """The modules of the class."""
+        """The modules that the class has."""
         return structure_of(self.model_class, self.folder)
 
     @property
     def architecture(self) -> str:
-        """The class that other loaders go by."""
+        """The name of the class that other loaders go by."""
         named = self.config.get("architectures")
         first = named[0] if isinstance(named, list) and named else None
         return first if isinstance(first, str) else self.model_class
@@ -80,13 +92,13 @@ class Subject:
     """An adapter and its base.
 
     Attributes:
-        folder: where the adapter's two files are.
-        config: adapter_config.json.
-        headers: of every tensor of adapter_model.safetensors.
-        base: its base.
+        folder: the folder of the adapter's two files.
+        config: the content of adapter_config.json.
+        headers: the header of every tensor of adapter_model.safetensors, by name.
+        base: what is known of the base.
         unscaled: an extraction.json beside it says that the scale is 1 in every module, whatever the configuration.
-        subfolder: where it is in its repository; empty at the root.
-        exports: the formats of other loaders in which it lies beside the PEFT files too.
+        subfolder: the adapter's folder in its repository; empty at the root.
+        exports: the formats of other loaders that lie beside the PEFT files too.
     """
 
     folder: Path
@@ -98,16 +110,16 @@ class Subject:
     exports: frozenset[str] = frozenset()
 
     @cached_property
-    def pairs(self) -> dict[str, Pair]:
-        """The factors by module, for every tensor that is called lora_A or lora_B, whatever stands before it."""
+    def factors(self) -> dict[str, FactorShapes]:
+        """The shapes of the factors by module, of every tensor called lora_A or lora_B, whatever its prefix."""
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for key, header in self.headers.items():
             if match := _HALF.fullmatch(key):
                 found.setdefault(match[1].removeprefix(KEY_PREFIX), {})[match[2]] = header.shape
-        return {name: Pair(halves.get("A"), halves.get("B")) for name, halves in found.items()}
+        return {name: FactorShapes(halves.get("A"), halves.get("B")) for name, halves in found.items()}
 
     @cached_property
-    def doubled(self) -> list[str]:
+    def repeated(self) -> list[str]:
         """The keys of factors that another key of the file names too: with `default`, or without PEFT's prefix."""
         seen: set[tuple[str, str]] = set()
         found = []
@@ -119,38 +131,44 @@ class Subject:
         return found
 
     @cached_property
-    def zeros(self) -> frozenset[str]:
+    def zero_factors(self) -> frozenset[str]:
         """The modules whose B holds nothing but zeros; reading stops at the first other number."""
+        zero = set()
         with TensorReader(self.headers) as reader:
-            halves = {key: match[1] for key in self.headers if (match := _HALF.fullmatch(key)) and match[2] == "B"}
-            idle = [key for key in halves if not any(bool(block.any()) for block in reader.blocks(key, _BLOCK))]
-        return frozenset(halves[key].removeprefix(KEY_PREFIX) for key in idle)
+            for key in self.headers:
+                match = _HALF.fullmatch(key)
+                if match and match[2] == "B" and not any(bool(block.any()) for block in reader.blocks(key, _BLOCK)):
+                    zero.add(match[1].removeprefix(KEY_PREFIX))
+        return frozenset(zero)
 
     @property
-    def named(self) -> list[str]:
+    def with_adapter_name(self) -> list[str]:
         """The factors whose key holds the adapter's name, as PEFT never writes it to a file."""
         return [key for key in self.headers if _HALF.fullmatch(key) and ".default." in key]
 
     @property
-    def beyond(self) -> list[str]:
+    def beyond_base(self) -> list[str]:
         """The modules in layers that the base lacks."""
         layers = self.base.text.get("num_hidden_layers")
-        found = {name: _LAYER.search(f".{name}") for name in self.pairs}
+        found = {name: _LAYER.search(f".{name}") for name in self.factors}
         return [name for name, match in found.items() if match and isinstance(layers, int) and int(match[1]) >= layers]
 
     @property
-    def others(self) -> list[str]:
+    def other_tensors(self) -> list[str]:
         """The tensors that are no factor of a module."""
         return [key for key in self.headers if not _HALF.fullmatch(key)]
 
     @property
     def rank(self) -> int:
-        """The largest, by configuration and tensors."""
-        named: list[int] = [self.config.get("r") or 0, *(self.config.get("rank_pattern") or {}).values()]
-        return max([*named, *(pair.rank for pair in self.pairs.values())])
+        """The largest rank, by configuration and tensors."""
+        configured: list[int] = [self.config.get("r") or 0, *(self.config.get("rank_pattern") or {}).values()]
+        return max([*configured, *(factors.rank for factors in self.factors.values())])
 
     def scale_by_peft(self, name: str) -> float:
-        """PEFT's rule, which the format belongs to: alpha / r, or alpha / sqrt(r), with the patterns of both."""
+        """Return a module's scale by the rule of PEFT, whose format this is.
+
+        It is alpha / r, or with use_rslora alpha / sqrt(r) (https://arxiv.org/abs/2312.03732); both have patterns.
+        """
         _, alphas = self._keys
         rank = self.config_rank(name)
         alpha = _value(self.config, "alpha_pattern", key=alphas.key_for(name), default="lora_alpha")
@@ -162,30 +180,41 @@ class Subject:
 
     @cached_property
     def _keys(self) -> tuple[Keys, Keys]:
-        """Of rank_pattern and alpha_pattern."""
+        """The keys of rank_pattern and those of alpha_pattern."""
         ranks, alphas = (Keys(list(self.config.get(field) or {})) for field in ("rank_pattern", "alpha_pattern"))
         return ranks, alphas
 
     def scale(self, name: str) -> float:
-        """The one that is meant."""
+        """Return the scale that is meant for the module."""
         return 1.0 if self.unscaled else self.scale_by_peft(name)
 
 
 def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
-    """The adapter in this folder.
+    """Read the adapter in a folder, and check it.
+
+    Args:
+        folder: the folder with adapter_config.json and adapter_model.safetensors.
+        base: what is known of its base.
+        subfolder: the adapter's folder in its repository; empty at the root.
+
+    Returns:
+        The adapter with its base, ready to be judged.
 
     Raises:
         FetchError: its files are missing or cannot be read, or hold no factors, or what is none.
         ValidationError: adapter_config.json is not for LoRA, or a known field holds what PEFT cannot take.
     """
     unscaled = (folder / EXTRACTION).is_file()
-    config, headers = read_json(folder / ADAPTER_CONFIG), file_headers(folder / ADAPTER)
+    config = read_json(folder / ADAPTER_CONFIG)
+    headers = file_headers(folder / ADAPTER)
     reduced(config)  # for its checks: whatever reads a known field finds it in its type
     exports = [name for name, files in EXPORTS.items() if unscaled and all((folder / file).is_file() for file in files)]
     subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports))
-    if not subject.pairs:
+    if not subject.factors:
         raise FetchError(f"{folder / ADAPTER} holds no lora_A and no lora_B", expected="a LoRA adapter of PEFT")
-    if odd := next((complaint for key in headers if (complaint := factor_complaint(key, headers[key]))), ""):
+    complaints = [factor_complaint(key, header) for key, header in headers.items()]
+    odd = next(filter(None, complaints), "")
+    if odd:
         raise FetchError(
             f"{folder / ADAPTER}: {odd}", expected="factors that are matrices", next_step="extract the adapter again"
         )
@@ -209,7 +238,13 @@ def factor_complaint(key: str, header: TensorHeader) -> str:
 
 
 def class_for(config: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """The class that an adapter without a manifest is for: as its configuration says, or as the base was saved.
+    """Return the name of the class that an adapter without a manifest is for.
+
+    Its own configuration decides, or else the class that the base was saved as.
+
+    Args:
+        config: the content of adapter_config.json.
+        base: the content of the base's config.json.
 
     Raises:
         ValidationError: transformers has none of them.

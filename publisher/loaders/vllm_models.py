@@ -1,8 +1,10 @@
 """Which architectures vLLM 0.33.0 serves with LoRA, of those that transformers has classes for.
 
-Read from the classes of its model registry, as its wheel has them: whether `SupportsLoRA` is among their bases.
-An architecture in neither set is none that vLLM has a class of its own for.
+Written by `python -m tests.make_vllm_models WHEEL` from the classes of vLLM's model registry: whether `SupportsLoRA` is
+among their bases. An architecture in neither set is none that vLLM has a class of its own for.
 """
+
+VERSION = "0.33.0"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -10,55 +12,58 @@ def _names(text: str) -> frozenset[str]:
 
 
 WITH_LORA = _names("""
-    AXK1ForCausalLM AfmoeForCausalLM ApertusForCausalLM AudioFlamingo3ForConditionalGeneration
-    BertForSequenceClassification BertForTokenClassification BertModel Blip2ForConditionalGeneration
-    Cohere2ForCausalLM CohereCompassForConditionalGeneration CohereForCausalLM ColPaliForRetrieval
-    DeepseekV2ForCausalLM DeepseekV3ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM
-    Ernie4_5_VLMoeForConditionalGeneration Exaone4ForCausalLM Exaone4_5_ForConditionalGeneration
-    ExaoneMoeForCausalLM FalconH1ForCausalLM Gemma2ForCausalLM Gemma2Model Gemma3ForCausalLM
+    AXK1ForCausalLM AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM
+    AudioFlamingo3ForConditionalGeneration BertForSequenceClassification BertForTokenClassification
+    BertModel Blip2ForConditionalGeneration Cohere2ForCausalLM CohereCompassForConditionalGeneration
+    CohereForCausalLM ColPaliForRetrieval CwmForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
+    DeepseekV3ForCausalLM DeepseekV4ForCausalLM Emu3ForConditionalGeneration Ernie4_5ForCausalLM
+    Ernie4_5_MoeForCausalLM Ernie4_5_VLMoeForConditionalGeneration Exaone4ForCausalLM
+    Exaone4_5_ForConditionalGeneration ExaoneMoeForCausalLM FalconH1ForCausalLM FlexOlmoForCausalLM
+    GPTBigCodeForCausalLM GPTNeoXForCausalLM Gemma2ForCausalLM Gemma2Model Gemma3ForCausalLM
     Gemma3ForConditionalGeneration Gemma4ForCausalLM Gemma4ForConditionalGeneration
     Gemma4UnifiedForConditionalGeneration GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
     Glm4MoeLiteForCausalLM Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration
-    GlmAsrForConditionalGeneration GlmOcrForConditionalGeneration GptOssForCausalLM
-    Granite4VisionForConditionalGeneration GraniteForCausalLM GraniteMoeForCausalLM
-    GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM GraniteSWAForCausalLM
-    GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration HYV3ForCausalLM
-    HyperCLOVAXForCausalLM Idefics3ForConditionalGeneration InternVLForConditionalGeneration
-    JambaForCausalLM JambaForSequenceClassification LagunaForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM
-    Lfm2VlForConditionalGeneration Llama4ForCausalLM Llama4ForConditionalGeneration LlamaForCausalLM
-    LlamaModel LlavaForConditionalGeneration LlavaNextForConditionalGeneration
-    LlavaNextVideoForConditionalGeneration LongcatFlashForCausalLM MiniCPM3ForCausalLM
-    MiniCPMOcrForConditionalGeneration MiniCPMV4_6ForConditionalGeneration
-    MiniCPMV4_7ForConditionalGeneration MiniMaxM2ForCausalLM Ministral3ForCausalLM
-    Mistral3ForConditionalGeneration MistralForCausalLM MistralModel MixtralForCausalLM ModernBertModel
-    Molmo2ForConditionalGeneration MuseGlimmerAssistantModel MuseGlimmerForConditionalGeneration
-    NemotronForCausalLM NemotronHForCausalLM NemotronH_Omni_Reasoning_V3 OPTForCausalLM
-    OlmoHybridForCausalLM OlmoeForCausalLM PaliGemmaForConditionalGeneration Phi3ForCausalLM
-    QianfanOCRForConditionalGeneration Qwen2ForCausalLM Qwen2Model Qwen2MoeForCausalLM
+    Glm5NextForConditionalGeneration GlmAsrForConditionalGeneration GlmForCausalLM GlmMoeDsaForCausalLM
+    GlmOcrForConditionalGeneration GptOssForCausalLM Granite4VisionForConditionalGeneration
+    GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM
+    GraniteMoeSharedForCausalLM GraniteSWAForCausalLM GraniteSpeechForConditionalGeneration
+    GraniteSpeechPlusForConditionalGeneration HYV3ForCausalLM HYV4ForCausalLM HunYuanDenseV1ForCausalLM
+    HunYuanMoEV1ForCausalLM HunYuanVLForConditionalGeneration HyperCLOVAXForCausalLM
+    Idefics3ForConditionalGeneration InklingForCausalLM InklingForConditionalGeneration
+    InternVLForConditionalGeneration Jais2ForCausalLM JambaForCausalLM JambaForSequenceClassification
+    Kolibri1ForCausalLM LagunaForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration
+    Llama4ForCausalLM Llama4ForConditionalGeneration LlamaForCausalLM LlamaModel
+    LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration
+    LongcatFlashForCausalLM MellumForCausalLM MiniCPM3ForCausalLM MiniCPMOcrForConditionalGeneration
+    MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration MiniMaxM2ForCausalLM
+    Ministral3ForCausalLM Mistral3ForConditionalGeneration MistralForCausalLM MistralModel
+    MixtralForCausalLM ModernBertModel Molmo2ForConditionalGeneration MuseGlimmerAssistantModel
+    MuseGlimmerForConditionalGeneration MuseSparkForConditionalGeneration NemotronForCausalLM
+    NemotronHForCausalLM NemotronH_Omni_Reasoning_V3 OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
+    OlmoForCausalLM OlmoHybridForCausalLM OlmoeForCausalLM PaliGemmaForConditionalGeneration Phi3ForCausalLM
+    PhiForCausalLM QianfanOCRForConditionalGeneration Qwen2ForCausalLM Qwen2Model Qwen2MoeForCausalLM
     Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration Qwen2_5_VLForConditionalGeneration
     Qwen3ASRForConditionalGeneration Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM
     Qwen3OmniMoeForConditionalGeneration Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
     Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM
-    Qwen3_5MoeForConditionalGeneration RobertaForMaskedLM RobertaForSequenceClassification RobertaModel
-    SmolVLMForConditionalGeneration VoxtralForConditionalGeneration WhisperForConditionalGeneration
+    Qwen3_5MoeForConditionalGeneration Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration
+    RobertaForMaskedLM RobertaForSequenceClassification RobertaModel SeedOssForCausalLM SmolLM3ForCausalLM
+    SmolVLMForConditionalGeneration Starcoder2ForCausalLM VaultGemmaForCausalLM
+    VibeVoiceAsrForConditionalGeneration VoxtralForConditionalGeneration WhisperForConditionalGeneration
     XLMRobertaForSequenceClassification XLMRobertaModel
 """)
 WITHOUT_LORA = _names("""
-    ArceeForCausalLM AriaForConditionalGeneration BertForMaskedLM BloomForCausalLM CLIPModel
+    AriaForConditionalGeneration BeamForCausalLM BertForMaskedLM BloomForCausalLM CLIPModel
     Cohere2MoeForCausalLM Cohere2VisionForConditionalGeneration CohereAsrForConditionalGeneration
-    ColModernVBertForRetrieval Cosmos3EdgeForConditionalGeneration CwmForCausalLM DbrxForCausalLM
-    DiffusionGemmaForBlockDiffusion DoryForCausalLM EmbeddingGemma2Model Emu3ForConditionalGeneration
-    FalconForCausalLM FalconMambaForCausalLM FlexOlmoForCausalLM GPT2ForSequenceClassification
-    GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM Gemma3TextModel
-    Gemma3nForCausalLM Gemma3nForConditionalGeneration GlmForCausalLM GteModel HrmTextForCausalLM
-    HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM HunYuanVLForConditionalGeneration Jais2ForCausalLM
-    Kolibri1ForCausalLM LlavaOnevisionForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
-    MellumForCausalLM MiMoV2FlashForCausalLM ModernBertForSequenceClassification
-    ModernBertForTokenClassification ModernVBertModel MossTranscribeDiarizeForConditionalGeneration
-    NomicBertModel Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM
-    OpenAIPrivacyFilterForTokenClassification PaddleOCRVLForConditionalGeneration PhiForCausalLM
-    Qwen2AudioForConditionalGeneration RobertaForTokenClassification SeedOssForCausalLM SiglipModel
-    SmolLM3ForCausalLM StableLmForCausalLM Starcoder2ForCausalLM Step3p7ForConditionalGeneration
-    VaultGemmaForCausalLM VibeVoiceAsrForConditionalGeneration XLMRobertaForTokenClassification
+    ColModernVBertForRetrieval Cosmos3EdgeForConditionalGeneration DbrxForCausalLM
+    DiffusionGemmaForBlockDiffusion DoryForCausalLM Dots3NoteForCausalLM EmbeddingGemma2Model
+    FalconForCausalLM FalconMambaForCausalLM FlintForCausalLM GPT2ForSequenceClassification GPT2LMHeadModel
+    GPTJForCausalLM Gemma3TextModel Gemma3nForCausalLM Gemma3nForConditionalGeneration GteModel
+    HrmTextForCausalLM KimiLinearForCausalLM LlavaOnevisionForConditionalGeneration Mamba2ForCausalLM
+    MambaForCausalLM MiMoV2FlashForCausalLM MiniMaxM3SparseForConditionalGeneration
+    ModernBertForSequenceClassification ModernBertForTokenClassification ModernVBertModel
+    MossTranscribeDiarizeForConditionalGeneration NomicBertModel OpenAIPrivacyFilterForTokenClassification
+    PaddleOCRVLForConditionalGeneration Qwen2AudioForConditionalGeneration RobertaForTokenClassification
+    SiglipModel StableLmForCausalLM Step3p7ForConditionalGeneration XLMRobertaForTokenClassification
     Zamba2ForCausalLM
 """)

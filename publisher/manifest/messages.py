@@ -56,8 +56,8 @@ def dotted(loc: Sequence[int | str]) -> str:
     """Return the place of a field as people write it, such as `variants[0].source.repo`."""
     text = ""
     for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
 
 
 def _otherwise(details: ErrorDetails) -> str:

@@ -94,7 +94,8 @@ def new_manifest(*, base: str, tuned: str) -> str:
         HubError: a checkpoint is out of reach.
         PublisherError: a config.json without architectures, or no tensor in a dtype an adapter can have.
     """
-    fine_tune, original = _checkpoint(tuned), _checkpoint(base)
+    fine_tune = _checkpoint(tuned)
+    original = _checkpoint(base)
     weights = _common_weights(base=original, tuned=fine_tune)
     config = _config(fine_tune)
     model_class = _model_class(config, fine_tune)

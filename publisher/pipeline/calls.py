@@ -42,8 +42,8 @@ def extract(site: "VariantSite") -> "Extraction":
     pair, engine = _at_work(site)
     extraction = stage.extract(
         site.variant,
-        pair.tuned,
         base=pair.base,
+        tuned=pair.tuned,
         staged=site.staged,
         work=site.kept(""),
         engine=engine,

@@ -15,7 +15,6 @@ from publisher.errors import ManifestError
 from publisher.hub.client import embedded
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Variant
-from publisher.pipeline.lock import locked
 from publisher.pipeline.markers import key_of, lapse, mark_finished, require_as_left
 from publisher.pipeline.options import Run
 from publisher.pipeline.sites import ReleaseSite, VariantSite
@@ -24,6 +23,7 @@ from publisher.pipeline.table import NAMES, OF_RELEASE, OF_VARIANT, SiteT, Stage
 from publisher.records.extraction import Extraction
 from publisher.records.files import room_in
 from publisher.records.loaders import Loaders
+from publisher.records.lock import locked
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
 from publisher.records.publication import CardChange, CommitPlan, Pushed, PushOutcome, Signing

@@ -13,7 +13,7 @@ from publisher.records.record import Count, Each, Record
 
 
 def _release_file(name: str) -> str:
-    """A record never names a file outside its own folder: whoever reads it could be led to any file of his machine."""
+    """Return the name, if it stays in the record's folder: any other could lead a reader to any file of his machine."""
     return repository_path(name)
 
 
@@ -30,7 +30,7 @@ class FileDigest(Record):
 
     @classmethod
     def of(cls, path: Path, *, name: str | None = None) -> Self:
-        """Of this file as it is now, under its own name or another."""
+        """Return the digest of a file as it is now, under its own name or another."""
         return cls(name=name or path.name, size=path.stat().st_size, sha256=sha256_of(path))
 
 

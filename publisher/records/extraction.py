@@ -15,9 +15,9 @@ PLATEAU = 0.999  # a share that exact recovery passes where nothing is wrong wit
 
 
 def spectrum_places(rank: int) -> tuple[int, ...]:
-    """Which of a module's `rank` singular values its evidence holds, counted from 1.
+    """Return which of a module's `rank` singular values its evidence holds, counted from 1.
 
-    At most 32, evenly spaced, the first and the last among them.
+    There are at most 32 of them, evenly spaced, the first and the last among them.
     """
     steps = min(rank, SPECTRUM) - 1
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
@@ -74,7 +74,7 @@ class ModuleFigures(Record):
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         recovery: what the exact method reached; absent with the method svd.
-        spectrum: of the singular values kept, those at `spectrum_places`; none in evidence of before there were any.
+        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
     """
 
     name: TensorName
@@ -132,7 +132,7 @@ class LeftOut(Record):
         name: the tensor.
         reason: how it differs.
         norm: Frobenius norm of its difference; absent where there is none to take, as between two shapes.
-        share: of the squared norm of all differences; absent likewise.
+        share: its share of the squared norm of all differences; absent where there is no norm.
     """
 
     name: TensorName
@@ -150,7 +150,7 @@ class Carried(Record):
         tied: further modules of the class that share its weight and get the same tensors.
         parameters: elements stored for it, those of `tied` included.
         norm: Frobenius norm of source minus base.
-        share: of the squared norm of all differences; absent until the summary knows them all.
+        share: its share of the squared norm of all differences; absent until the summary knows them all.
     """
 
     module: TensorName
@@ -194,8 +194,8 @@ class ExtractionSummary(Record):
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
-        exact_share: over all elements of all modules.
-        update_rms: over the modules.
+        exact_share: share of the elements of all modules for which base + BA, rounded once, is the source.
+        update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
     """
@@ -247,7 +247,7 @@ class RecoverySummary(Record):
         short: modules that stopped below a share that a sufficient rank would reach.
         rank_beyond: modules whose rank is more than what stands above the noise.
         residual: the file of the elements that still differ, and how many it holds; absent where none was asked for.
-        residual_elements: how many.
+        residual_elements: how many elements that file holds.
     """
 
     svd_share: Figure

@@ -34,7 +34,7 @@ ALL = frozenset((*PER_REPOSITORY, *OPTIONAL_PER_REPOSITORY, *PER_VARIANT, *OPTIO
 
 
 def placed(path: str) -> tuple[PurePosixPath, str] | None:
-    """The folder of the variant or repository that has this file, and the artefact that it is; None for another."""
+    """Return the folder of the variant or repository that has a file, and the artefact that it is; None for others."""
     place = PurePosixPath(path)
     if place.parent.name == MLX:  # its adapter_config.json is not PEFT's
         name = f"{MLX}/{place.name}"

@@ -24,32 +24,39 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def packaged_folder(name: str) -> Path:
-    """`templates` or `manifests`: inside the installed package, or beside it in a checkout."""
+    """Return the folder `templates` or `manifests`: inside the installed package, or beside it in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 as 64 hex digits."""
+    """Return the SHA-256 of a file as 64 hex digits."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, two spaces, no NaN, and one newline at the end."""
+    """Return a value as JSON with sorted keys, two spaces, no NaN, and one newline at the end."""
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of a JSON value's canonical text: equal values, equal digests."""
+    """Return the SHA-256 of a JSON value's canonical text: equal values have equal digests."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 @contextmanager
 def atomic(path: Path, *, size: int) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it when the block ends well, and vanishes when it does not.
+    """Give a temporary path beside `path` that replaces it when the block ends well, and vanishes when it does not.
 
-    Once the block has ended the file is safe on disk, its name too. `size` in bytes is told where there is no room.
+    Once the block has ended the file is safe on disk, and its name too.
+
+    Args:
+        path: the file to write.
+        size: bytes that it will have; the error states them where there is no room.
+
+    Yields:
+        The temporary path, to be written to.
 
     Raises:
         NoRoomError: the disk is full.
@@ -78,7 +85,15 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def room_in(folder: Path, *, name: str, size: int) -> Iterator[None]:
-    """Say which folder has no room for what, and how much it takes, where the block runs into a full disk.
+    """Turn a full disk in the block into an error that names the folder, the file and what it takes.
+
+    Args:
+        folder: the folder that is written to.
+        name: what is written.
+        size: bytes that it takes.
+
+    Yields:
+        Nothing.
 
     Raises:
         NoRoomError: the disk is full.
@@ -92,7 +107,17 @@ def room_in(folder: Path, *, name: str, size: int) -> Iterator[None]:
 
 
 def no_room(folder: Path, *, name: str, size: int, reason: str) -> NoRoomError:
-    """The error that says so, with what is free at this moment."""
+    """Return the error for a full disk, with what is free at this moment.
+
+    Args:
+        folder: the folder that has no room; it need not be there.
+        name: what was to be written.
+        size: bytes that it takes.
+        reason: how the system names the fault.
+
+    Returns:
+        The error, to be raised.
+    """
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     return NoRoomError(
         f"{folder} has no room for {name} ({reason})",

@@ -17,27 +17,48 @@ class Progress(Protocol):
     """Called before each piece of work; with a total, `done` of `total` pieces are finished."""
 
     def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Take note of one piece of work."""
+        """Take note of one piece of work.
+
+        Args:
+            what: the work, in words; the first word is its kind.
+            done: pieces, or bytes, that are finished.
+            total: all of them; 0 where nobody knows, and `Octets` where they are bytes.
+        """
 
 
 def silent(what: str, done: int = 0, total: int = 0) -> None:
-    """Tell nobody."""
+    """Take note of nothing: the progress of whoever does not listen.
+
+    Args:
+        what: the work, in words.
+        done: pieces, or bytes, that are finished.
+        total: all of them.
+    """
 
 
 class Pace:
     """Rate and time left of one kind of work after another; a kind goes by its first word and its total.
 
-    What was finished before a kind of work was first told of, by an earlier run, does not count as fast.
+    What was finished before a kind of work was first reported, by an earlier run, does not count as fast.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known yet."""
+        """Begin with nothing known; `clock` gives seconds that never go back."""
         self._clock = clock
         self._kind: tuple[str, int] = "", 0
         self._start, self._first, self._last = 0.0, 0, 0
 
-    def told(self, what: str, done: int, total: int) -> str:
-        """`3.1/s, 0:56 left`, as soon as a piece is done; empty before, and where there is no total."""
+    def describe(self, what: str, done: int, total: int) -> str:
+        """Return rate and time left, such as `3.1/s, 0:56 left`.
+
+        Args:
+            what: the work, in words; the first word is its kind.
+            done: pieces, or bytes, that are finished.
+            total: all of them; `Octets` where they are bytes.
+
+        Returns:
+            The text; empty before a piece is done, and where there is no total.
+        """
         kind, now = (what.partition(" ")[0], total), self._clock()
         if kind != self._kind or done < self._last:
             self._kind, self._start, self._first = kind, now, done

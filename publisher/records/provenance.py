@@ -18,12 +18,15 @@ _DECIDING = ("python", "torch", "safetensors")
 
 
 def tools(device: str, *, packages: Mapping[str, str], code: str) -> Tools:
-    """The provenance of work done by a module of this package.
+    """Return the provenance of work done by a module of this package.
 
     Args:
         device: `cpu`, or the accelerator's name.
         packages: versions of at least those that decide the bytes, where the work was done.
-        code: the module's name.
+        code: name of the module, with dots.
+
+    Returns:
+        Version, commit and sources of this tool, and the versions of those packages.
     """
     commit, dirty = _checkout()
     return Tools(
@@ -38,18 +41,18 @@ def tools(device: str, *, packages: Mapping[str, str], code: str) -> Tools:
 
 @cache
 def code_digest(*modules: str) -> str:
-    """Digest of all sources that these modules can run: work done by other code is never taken for this one's."""
+    """Return the digest of all sources that these modules can run, so that no other code's work passes for theirs."""
     return code_digest_in(PACKAGE, *modules)
 
 
 def code_digest_in(root: Path, *modules: str) -> str:
-    """Return the same of the package in another folder: SHA-256 over the names and contents of the sources."""
+    """Return the SHA-256 over names and contents of the sources that these modules can run, in another folder."""
     return digest_of_sources(closure(*modules, root=root), root)
 
 
 @cache
 def whole_code() -> str:
-    """Digest of all sources of the package."""
+    """Return the digest of all sources of the package."""
     return digest_of_sources((file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")), PACKAGE)
 
 
@@ -64,7 +67,7 @@ def digest_of_sources(files: Iterable[str], root: Path = PACKAGE) -> str:
 
 @cache
 def _checkout() -> tuple[str | None, bool | None]:
-    """Commit and dirtiness of the checkout this package runs from, or the commit pip installed it from."""
+    """Return commit and dirtiness of the checkout this package runs from, or the commit pip installed it from."""
     try:
         with git.Repo(PACKAGE.parent) as repo:
             if not repo.git.ls_files("--", str(PACKAGE / "__init__.py")):
@@ -75,7 +78,7 @@ def _checkout() -> tuple[str | None, bool | None]:
 
 
 def _installed_commit() -> str | None:
-    """The commit of a `pip install git+https://...` (PEP 610); None for a wheel."""
+    """Return the commit of a `pip install git+https://...` (PEP 610); None for a wheel."""
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

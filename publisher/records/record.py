@@ -23,7 +23,7 @@ _PARTS, _PART = 8, 80  # of a place in a message, and characters of each
 
 
 def six_digits(value: float) -> float:
-    """A figure as artefacts have it."""
+    """Round a figure to six significant digits, as artefacts have it."""
     return float(f"{value:.6g}")
 
 
@@ -42,7 +42,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_json(self) -> str:
-        """Canonical JSON, one newline at the end."""
+        """Return the record as canonical JSON, with one newline at the end."""
         return canonical_json(self.model_dump(mode="json"))
 
     def write(self, path: Path) -> None:

@@ -39,18 +39,20 @@ def emulate(model: Any, snapshot: Snapshot) -> int:
         FetchError: the checkpoint is not such an FP8 release, or not one of this model.
         HubError: a streamed checkpoint cannot be read.
     """
-    where, headers = snapshot.checkpoint.short, headers_of(snapshot)
+    where = snapshot.checkpoint.short
+    headers = headers_of(snapshot)
     converted = {name.removesuffix(_WEIGHT): header.scale for name, header in headers.items() if header.scale}
     _require_scheme(where, read_config(snapshot.folder), converted=converted, headers=headers)
     _require_same_model(where, model, headers=headers)
-    there, modules = _tensors(model), dict(model.named_modules())
+    tensors = _tensors(model)
+    modules = dict(model.named_modules())
     with torch.no_grad(), reader_of(snapshot, headers) as reader:
-        for name in headers.keys() & there.keys():
-            there[name].copy_(reader.read(name))
-    here = [(modules[name], scale) for name, scale in converted.items() if name in modules]
-    for linear, scale in here:
+        for name in headers.keys() & tensors.keys():
+            tensors[name].copy_(reader.read(name))
+    emulated = [(modules[name], scale) for name, scale in converted.items() if name in modules]
+    for linear, scale in emulated:
         _quantise_inputs(linear, group=scale.block[1])
-    return len(here)
+    return len(emulated)
 
 
 def requantised(values: Tensor, group: int) -> Tensor:

@@ -134,7 +134,8 @@ def set_metrics(
     """
     compared: list[_Compared] = []
     failures: Counter[tuple[Side, str]] = Counter()
-    requests, failed = set[str](), 0
+    requests: set[str] = set()
+    failed = 0
     for pair in pairs:
         requests.add(pair.request)
         found = _failures(pair)
@@ -227,7 +228,8 @@ def _scored(logits: Floats, gold: int) -> _Scored:
     The Brier score is Brier's own, summed over the options
     (https://doi.org/10.1175/1520-0493(1950)078%3C0001:VOFEIT%3E2.0.CO;2).
     """
-    probabilities, answer = special.softmax(logits), int(logits.argmax())
+    probabilities = special.softmax(logits)
+    answer = int(logits.argmax())
     distance = probabilities.copy()
     distance[gold] -= 1
     return _Scored(
@@ -243,7 +245,8 @@ def _scored(logits: Floats, gold: int) -> _Scored:
 
 
 def _agreement(compared: Sequence[_Compared]) -> Agreement:
-    kl, changed = np.array([one.kl for one in compared]), sum(one.changed for one in compared)
+    kl = np.array([one.kl for one in compared])
+    changed = sum(one.changed for one in compared)
     return Agreement(
         questions=len(compared),
         answers_changed=changed,

@@ -35,7 +35,8 @@ Runner = Literal["decision", "logits"]
 """How a model is asked: by the source's own decision module, or for the token after each text."""
 _GZIP = b"\x1f\x8b"
 _DATA = "data:"
-_OPTIONS, _LEVELS = (2, 255), (2, 10)
+_OPTIONS = (2, 255)  # the least and the most that a choice has
+_LEVELS = (2, 10)  # and a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,12 @@ def read_request_file(path: Path, *, name: str, runner: Runner, limit: int | Non
             break
         try:
             request = _request(line, number=number, runner=runner, folder=path.parent)
-            _require_new(request.id, seen, number=number)
+            _require_new(request.id, seen)
         except _FieldError as error:
             raise VerificationError(
                 f"{path}, line {number}: {error.field or 'the line'} {error.what}", next_step="correct that line"
             ) from None
+        seen[request.id] = number
         requests.append(request)
     if not requests:
         raise VerificationError(f"{path} holds no request", next_step="correct file in the manifest's set")
@@ -144,9 +146,9 @@ def read_request_file(path: Path, *, name: str, runner: Runner, limit: int | Non
     return RequestFile(digest, tuple(requests), digest_of([digest.sha256, limit, digests]))
 
 
-def _require_new(id_: str, seen: dict[str, int], *, number: int) -> None:
-    if (before := seen.setdefault(id_, number)) != number:
-        raise _FieldError("id", f"is {shown(id_)}, as on line {before}")
+def _require_new(id_: str, seen: dict[str, int]) -> None:
+    if id_ in seen:
+        raise _FieldError("id", f"is {shown(id_)}, as on line {seen[id_]}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -219,7 +221,8 @@ def _decision_body(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _questions(row: dict[str, Any]) -> tuple[Question, ...]:
-    asked, expected = row.get("questions"), row.get("expected") or {}
+    asked = row.get("questions")
+    expected = row.get("expected") or {}
     if not isinstance(asked, dict) or not asked:
         raise _FieldError("questions", f"is {shown(asked)}, not a mapping of questions")
     if not isinstance(expected, dict):

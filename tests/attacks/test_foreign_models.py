@@ -53,8 +53,10 @@ def checks(folder: Path) -> dict[str, Check]:
 
 
 def verdicts(folder: Path) -> dict[str, LoaderVerdict]:
-    told = judged(adapter=folder, manifest=None, variants=(), dist=Path("dist"), base=None, progress=silent)
-    return {one.loader: one for each in told.values() for one in each}
+    found = judged(
+        adapter=folder, manifest=None, variants=(), dist=Path("dist"), base=None, required=(), progress=silent
+    )
+    return {one.loader: one for each in found.verdicts.values() for one in each}
 
 
 def published(name: str, adapter: Path) -> Answer:
@@ -411,5 +413,5 @@ def test_another_size_of_the_base_is_remedied_by_the_base_not_by_the_class(adapt
 
 def test_a_subject_reads_no_more_than_it_needs(adapter: Path) -> None:
     subject = read_subject(adapter, Base(adapter.parent / "base", "LlamaForCausalLM"))
-    assert subject.zeros == frozenset()
-    assert subject.doubled == []
+    assert subject.zero_factors == frozenset()
+    assert subject.repeated == []

@@ -26,9 +26,9 @@ class Clock:
 def test_nothing_is_said_of_the_pace_before_a_piece_is_done() -> None:
     clock = Clock()
     pace = Pace(clock)
-    assert pace.told("extracting a", 0, 100) == ""
+    assert pace.describe("extracting a", 0, 100) == ""
     clock.now = 3.0
-    assert pace.told("extracting b", 0, 100) == ""
+    assert pace.describe("extracting b", 0, 100) == ""
 
 
 @pytest.mark.parametrize(
@@ -43,36 +43,36 @@ def test_nothing_is_said_of_the_pace_before_a_piece_is_done() -> None:
 def test_rate_and_time_left_follow_from_what_is_done(seconds: float, done: int, total: int, said: str) -> None:
     clock = Clock()
     pace = Pace(clock)
-    pace.told("extracting a", 0, total)
+    pace.describe("extracting a", 0, total)
     clock.now = seconds
-    assert pace.told("extracting b", done, total) == said
+    assert pace.describe("extracting b", done, total) == said
 
 
 def test_what_an_earlier_run_finished_does_not_count_as_fast() -> None:
     clock = Clock()
     pace = Pace(clock)
-    pace.told("extracting a", 90, 100)
+    pace.describe("extracting a", 90, 100)
     clock.now = 10.0
-    assert pace.told("extracting b", 95, 100) == "30/min, 0:10 left"
+    assert pace.describe("extracting b", 95, 100) == "30/min, 0:10 left"
 
 
 def test_another_kind_of_work_and_the_same_begun_anew_start_from_nothing() -> None:
     clock = Clock()
     pace = Pace(clock)
-    pace.told("extracting a", 0, 10)
+    pace.describe("extracting a", 0, 10)
     clock.now = 10.0
-    assert pace.told("extracting b", 5, 10) != ""
-    assert pace.told("checking a", 5, 10) == ""
-    pace.told("checking b", 9, 10)
-    assert pace.told("checking a", 0, 10) == ""
+    assert pace.describe("extracting b", 5, 10) != ""
+    assert pace.describe("checking a", 5, 10) == ""
+    pace.describe("checking b", 9, 10)
+    assert pace.describe("checking a", 0, 10) == ""
 
 
 def test_work_without_a_total_has_no_pace() -> None:
     clock = Clock()
     pace = Pace(clock)
-    pace.told("signing", 0, 0)
+    pace.describe("signing", 0, 0)
     clock.now = 10.0
-    assert pace.told("signing", 0, 0) == ""
+    assert pace.describe("signing", 0, 0) == ""
 
 
 def test_amounts_and_durations_read() -> None:

@@ -104,7 +104,14 @@ def make_demo(folder: Path, *, progress: Callable[[str], None] | None = None) ->
 def make_pairs(
     pairs: Sequence[Pair], folder: Path, *, shard_size: str = "3MB", progress: Callable[[str], None] = silent
 ) -> None:
-    """Each pair with its decider, an FP8 release of the last base, and requests, in a folder that is not there yet."""
+    """Make each pair with its decider, an FP8 release of the last base, and requests.
+
+    Args:
+        pairs: what to make; the FP8 release is of the last one's base.
+        folder: a folder that is not there yet.
+        shard_size: the most that one file of weights may have, as transformers reads it.
+        progress: called with the name of each pair before it is made.
+    """
     for pair in pairs:
         progress(pair.name)
         _make_pair(pair, folder, shard_size=shard_size)
@@ -114,7 +121,16 @@ def make_pairs(
 
 
 def planted_update(pair: str, name: str, *, shape: tuple[int, ...]) -> "Tensor":
-    """What was merged into the linear weight `name`, before the release was rounded: fp32, `shape`, rank 16 at most."""
+    """Compute what was merged into a linear weight, before the release was rounded.
+
+    Args:
+        pair: name of the pair.
+        name: name of the weight.
+        shape: (out, in) of the weight.
+
+    Returns:
+        A float32 tensor of this shape, whose rank is at most 16.
+    """
     import torch
 
     generator = _generator(pair, name, "update")
@@ -128,7 +144,7 @@ def planted_update(pair: str, name: str, *, shape: tuple[int, ...]) -> "Tensor":
 
 
 def _recipe() -> dict[str, Any]:
-    """All that the bytes depend on."""
+    """Return all that the bytes depend on."""
     return {
         "seed": SEED,
         "rank": RANK,
@@ -139,7 +155,7 @@ def _recipe() -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[str]:
-    """Every file in `folder` but the stamp, as relative paths."""
+    """Return every file in `folder` but the stamp, as relative paths."""
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(path for path in paths if path != STAMP)
 
@@ -191,7 +207,7 @@ def _make_pair(pair: Pair, folder: Path, *, shard_size: str) -> None:
 
 
 def _make_decider(pair: Pair, folder: Path) -> None:
-    """What the source has beside its weights: decision module, head, tokenizer, image processor."""
+    """Write what the source has beside its weights: decision module, head, tokenizer, image processor."""
     from safetensors.torch import save_file
 
     (folder / _MODULE.name).write_bytes(_MODULE.read_bytes())
@@ -210,7 +226,7 @@ def _head_weight(pair: Pair, part: str) -> "Tensor":
 
 
 def _empty_model(pair: Pair) -> Any:
-    """The model on the meta device: names, shapes and configuration, no memory and no random initialisation."""
+    """Build the model on the meta device: names, shapes and configuration, no memory, no random initialisation."""
     import torch
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
@@ -274,7 +290,7 @@ def _adapted_linears(model: Any, pair: Pair) -> set[str]:
 
 
 def _mtp_shapes(pair: Pair, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The multi-token prediction block that Qwen's releases hold and transformers does not: one attention layer."""
+    """Return the shapes of Qwen's multi-token prediction block, which transformers lacks: one attention layer."""
     layer = "model.language_model.layers.3."
     copied = {name.replace(layer, "mtp.layers.0."): shape for name, shape in shapes.items() if name.startswith(layer)}
     norms = ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
@@ -319,7 +335,7 @@ def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _base_weight(pair: Pair, name: str, *, shape: tuple[int, ...]) -> "Tensor":
-    """A tensor of the base in bf16; matrices have louder and quieter rows and columns, as trained ones do."""
+    """Draw a tensor of the base in bf16; matrices have louder and quieter rows and columns, as trained ones do."""
     import torch
 
     generator = _generator(pair.name, name, "base")
@@ -332,13 +348,13 @@ def _base_weight(pair: Pair, name: str, *, shape: tuple[int, ...]) -> "Tensor":
 
 
 def _loudness(generator: np.random.Generator, shape: tuple[int, ...], *, axis: int) -> NDArray[np.float64]:
-    """One factor per row or column: mean 1, at least 0.8, now and then above 2."""
+    """Draw one factor for each row or column: mean 1, at least 0.8, now and then above 2."""
     along = [length if index == axis else 1 for index, length in enumerate(shape)]
     return 0.8 + 0.2 * generator.standard_normal(along) ** 2
 
 
 def _merged(pair: Pair, name: str, *, base: "Tensor") -> "Tensor":
-    """The release's weight: one rounding of base + update, as PEFT merges."""
+    """Return the release's weight: one rounding of base + update, as PEFT merges."""
     return (base.float() + planted_update(pair.name, name, shape=tuple(base.shape))).bfloat16()
 
 

@@ -16,12 +16,15 @@ _LINEAR = re.compile(r"proj(_\w+)?\.weight$")
 
 
 def write_fp8(source: Path, target: Path, *, kept: Sequence[str] = ("lm_head", "model.visual", "mtp")) -> int:
-    """Put the linears of `source`'s text tower into FP8, but for those that `kept` names; how many there are.
+    """Write an FP8 release of a checkpoint: the linears of its text tower in FP8 with block scales, the rest as it is.
 
     Args:
         source: a folder with a checkpoint in bfloat16.
         target: a folder that is not there yet; it gets one shard and config.json.
-        kept: names of modules, as in `modules_to_not_convert`.
+        kept: names of modules that stay as they are, as in `modules_to_not_convert`.
+
+    Returns:
+        How many linears are in FP8.
     """
     from safetensors.torch import load_file, save_file
     from transformers.quantizers.quantizers_utils import should_convert_module

@@ -26,7 +26,7 @@ _SPECIAL = ("<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|
 
 
 def write_requests(folder: Path) -> None:
-    """`clef.jsonl`, `clef-flash.jsonl` and `images.jsonl`, whose images are data URLs and files by turns."""
+    """Write `clef.jsonl`, `clef-flash.jsonl` and `images.jsonl`, whose images are data URLs and files by turns."""
     (folder / "images").mkdir(parents=True)
     for name in ("clef", "clef-flash"):
         write_rows(folder / f"{name}.jsonl", name, count=ROWS)
@@ -34,12 +34,18 @@ def write_requests(folder: Path) -> None:
 
 
 def write_rows(file: Path, name: str, *, count: int) -> None:
-    """So many rows with questions of all three types, drawn by the seed `name`."""
+    """Write requests with questions of all three types.
+
+    Args:
+        file: the file to write, a request a line.
+        name: the seed that all is drawn by, and the beginning of each request's id.
+        count: how many requests.
+    """
     _write(file, _rows(name, count))
 
 
 def write_processor(folder: Path) -> None:
-    """Tokenizer and image processor of a model with the demo's vocabulary and vision tower."""
+    """Write tokenizer and image processor of a model with the demo's vocabulary and vision tower."""
     from transformers import PreTrainedTokenizerFast
 
     end, start, stop, image, video = _SPECIAL
@@ -63,7 +69,7 @@ def write_processor(folder: Path) -> None:
 
 
 def _tokenizer() -> Any:
-    """Byte-level BPE, whose merges build each word from its beginning."""
+    """Build a byte-level BPE, whose merges build each word from its beginning."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
@@ -114,7 +120,7 @@ def _choice(instructions: str, options: list[str]) -> dict[str, Any]:
 
 
 def _row(id_: str, family: str, *, state: Any, questions: dict[str, tuple[Any, Any]], draw: Random) -> dict[str, Any]:
-    """A row of the Decision Index's form; to one question in eight no right answer is given."""
+    """Build a row of the Decision Index's form; to one question in eight no right answer is given."""
     return {
         "id": id_,
         "family": family,
@@ -147,7 +153,7 @@ def _reference(folder: Path, name: str, png: bytes) -> str:
 
 
 def _png(colour: tuple[int, int, int], random: Random) -> bytes:
-    """A square of the colour somewhere on white."""
+    """Draw a square of the colour somewhere on white."""
     image = Image.new("RGB", (_SIDE, _SIDE), "white")
     left, top, side = random.randrange(32), random.randrange(32), random.randrange(12, 32)
     image.paste(colour, (left, top, left + side, top + side))

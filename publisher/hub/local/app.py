@@ -65,7 +65,7 @@ register_url_convertor("kind", _Kind())
 
 
 def routes() -> list[Route]:
-    """Every address, in the order in which they are tried."""
+    """Return every address, in the order in which they are tried."""
     from publisher.hub.local.routes import accounts, commits, files, lfs, refs, repos, xet
 
     parts = (accounts, lfs, xet, commits, refs, files, repos)
@@ -73,7 +73,7 @@ def routes() -> list[Route]:
 
 
 def application(context: Context) -> ASGIApp:
-    """The local Hub of this context."""
+    """Return the ASGI application of the local Hub with this context."""
     handlers = {Refusal: answer_refusal, ClientDisconnect: _answer_nobody}
     app = Starlette(routes=routes(), exception_handlers=handlers)
     app.state.context = context

@@ -60,7 +60,11 @@ class Tokens:
         self._key = key
 
     def caller(self, authorization: str | None) -> Caller | None:
-        """Who an Authorization header speaks for; None without one; a refusal (401) for a bad or expired token."""
+        """Return who an Authorization header speaks for; None where there is no header.
+
+        Raises:
+            Refusal: 401, the token is unknown or has expired.
+        """
         if not authorization:
             return None
         token = authorization.removeprefix("Bearer ")
@@ -72,22 +76,39 @@ class Tokens:
         return Caller(Role(claims["role"]), claims["only"])
 
     def required(self, authorization: str | None) -> Caller:
-        """Like `caller`, but a refusal (401) where there is no token."""
+        """Return who an Authorization header speaks for.
+
+        Raises:
+            Refusal: 401, there is no token, or it is unknown or has expired.
+        """
         caller = self.caller(authorization)
         if caller is None:
             raise token_needed()
         return caller
 
     def issue(self, resource: str, lifetime: int) -> str:
-        """A token that may write to one repository for `lifetime` seconds."""
+        """Return a token that may write to one repository for `lifetime` seconds."""
         return _ISSUED + self.sign({"role": Role.WRITE.value, "only": resource}, "repository", lifetime=lifetime)
 
     def sign(self, claims: Mapping[str, Any], purpose: str, *, lifetime: int) -> str:
-        """A signed statement that `verify` accepts for this purpose, for `lifetime` seconds."""
+        """Sign a statement that `verify` accepts for one purpose.
+
+        Args:
+            claims: what is stated.
+            purpose: what the statement is for; it is good for nothing else.
+            lifetime: seconds after which it is not accepted any more.
+
+        Returns:
+            A JSON Web Token.
+        """
         return jwt.encode({**claims, "aud": purpose, "exp": time.time() + lifetime}, self._key, _ALGORITHM)
 
     def verify(self, token: str, purpose: str) -> dict[str, Any]:
-        """The claims of a token from `sign`; a refusal (401) if it is not one, or has expired."""
+        """Return the claims of a token from `sign`.
+
+        Raises:
+            Refusal: 401, the token was not signed here for this purpose, or has expired.
+        """
         try:
             return jwt.decode(token, self._key, [_ALGORITHM], audience=purpose, options={"require": ["exp"]})
         except (jwt.InvalidTokenError, ValueError):

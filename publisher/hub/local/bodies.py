@@ -57,7 +57,19 @@ def object_in(text: bytes) -> dict[str, Any]:
 
 
 def text_in(body: dict[str, Any], name: str, default: str | None = None) -> str:
-    """Return a text field of a JSON object; refused (400) if it is not there, or is no text without NUL."""
+    """Return a text field of a JSON object.
+
+    Args:
+        body: the object.
+        name: the field.
+        default: what an absent field stands for; without it the field must be there.
+
+    Returns:
+        The text, which holds no NUL.
+
+    Raises:
+        Refusal: 400, the field is not there, or is no such text.
+    """
     value = body.get(name)
     if value is None and default is not None:
         return default
@@ -91,7 +103,19 @@ def path_in(body: dict[str, Any]) -> str:
 
 
 def number_in_query(request: Request, name: str, default: int) -> int:
-    """Return a parameter of the query that is a small number; refused (400) if it is anything else."""
+    """Return a small number out of the query of a request.
+
+    Args:
+        request: the request.
+        name: the parameter of the query.
+        default: what an absent parameter stands for.
+
+    Returns:
+        The number, of up to six digits.
+
+    Raises:
+        Refusal: 400, the parameter is something else.
+    """
     text = request.query_params.get(name)
     if text is None:
         return default

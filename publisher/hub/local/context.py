@@ -37,17 +37,17 @@ class Context:
     publishers: TrustedPublishers
 
     def web_url(self, resource: str) -> str:
-        """The address of a repository's page."""
+        """Return the address of a repository's page."""
         return f"{self.endpoint}/{resource.removeprefix('models/')}"
 
 
 def context(request: Request) -> Context:
-    """The local Hub that serves this request."""
+    """Return the context of the local Hub that serves this request."""
     return cast("Context", request.app.state.context)
 
 
 def opened(request: Request, role: Role) -> Repository:
-    """The repository that a request names, once its token is seen to allow `role`.
+    """Open the repository that a request names, once its token is seen to allow `role`.
 
     Raises:
         Refusal: 401, 403 or 404, in this order.
@@ -75,7 +75,16 @@ async def alone(request: Request, change: Callable[[], _Item]) -> _Item:
 
 
 def page(request: Request, items: Sequence[_Item], *, default_limit: int) -> tuple[Sequence[_Item], dict[str, str]]:
-    """Return the items of the page that is asked for, and the headers that lead to the next one."""
+    """Return the part of a list that a request asks for.
+
+    Args:
+        request: the request, with `cursor` and `limit` in its query.
+        items: the whole list.
+        default_limit: items of one page, where the request asks for none or for more.
+
+    Returns:
+        The items of the page, and the headers that lead to the next one.
+    """
     start = number_in_query(request, "cursor", 0)
     stop = start + max(1, min(number_in_query(request, "limit", default_limit), default_limit))
     following = f'<{request.url.include_query_params(cursor=stop)}>; rel="next"'

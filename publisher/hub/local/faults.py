@@ -36,7 +36,7 @@ class Fault:
     times: int = field(default=1, kw_only=True)
 
     def hits(self, scope: Scope) -> bool:
-        """Whether this fault is still due, and this request is one to spoil."""
+        """Return whether this fault is still due, and this request is one to spoil."""
         return self.times > 0 and scope["method"] == self.method and bool(re.search(self.path, scope["path"]))
 
     @property
@@ -54,11 +54,11 @@ class Faults:
         self._waiting: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """Let this go wrong from now on."""
+        """Put one more fault behind those that wait already."""
         self._waiting.append(fault)
 
     def clear(self) -> None:
-        """Let nothing more go wrong."""
+        """Remove all faults that wait."""
         self._waiting.clear()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ async def _drain(receive: Receive, *, unless: bool) -> None:
 
 
 async def _nowhere(_: Message) -> None:
-    """Lose an answer."""
+    """Forget an answer instead of sending it."""
 
 
 def _answer(fault: Fault) -> JSONResponse:

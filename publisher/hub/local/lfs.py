@@ -31,12 +31,12 @@ class Pointer:
     size: int
 
     def encoded(self) -> bytes:
-        """The pointer file, byte for byte as git-lfs writes it."""
+        """Return the pointer file, byte for byte as git-lfs writes it."""
         return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.oid}\nsize {self.size}\n".encode()
 
 
 def pointer_in(content: bytes) -> Pointer | None:
-    """The pointer that these bytes of a git file are, if they are one."""
+    """Return the pointer that these bytes of a git file are; None where they are none."""
     found = _POINTER.fullmatch(content)
     return Pointer(found[1].decode(), int(found[2])) if found else None
 
@@ -50,18 +50,18 @@ class LfsStore:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, oid: str) -> Path:
-        """Where this content is, or would be."""
+        """Return where the content of this digest is, or would be."""
         if not _OID.fullmatch(oid):
             raise bad_request("an LFS object is named by 64 hex digits")
         return self._folder / oid
 
     def size(self, oid: str) -> int | None:
-        """The bytes of a stored file; None if it is not here."""
+        """Return the bytes of a stored file; None if it is not here."""
         path = self.path(oid)
         return path.stat().st_size if path.exists() else None
 
     def part_count(self, size: int) -> int:
-        """How many parts a file of this size is asked for in; 1 where it comes in one piece."""
+        """Return how many parts a file of this size is asked for in; 1 where it comes in one piece."""
         return -(-size // self.part_size) if self.part_size and size > self.part_size else 1
 
     def require_room(self, size: int) -> None:
@@ -72,7 +72,7 @@ class LfsStore:
 
     @contextmanager
     def incoming(self) -> Iterator["Incoming"]:
-        """A file to write to, which vanishes unless it is kept."""
+        """Open a file to write to, which vanishes unless it is kept."""
         with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
             try:
                 yield Incoming(self, file)
@@ -87,7 +87,16 @@ class LfsStore:
             await run_in_threadpool(incoming.keep, oid)
 
     async def receive_part(self, oid: str, number: int, *, content: AsyncIterable[bytes]) -> str:
-        """Keep one part until all are there; gives its ETag."""
+        """Keep one part of a file until all of them are there.
+
+        Args:
+            oid: the SHA-256 that the whole file was announced with.
+            number: which part, counted from 1.
+            content: the bytes of the part, as they arrive.
+
+        Returns:
+            The ETag of the part, which the client gives back to have the file assembled.
+        """
         part = self._part(oid, number)
         with self.incoming() as incoming:
             await _write(incoming, content)

@@ -33,7 +33,7 @@ class Issuer:
         self._jobs: dict[str, Mapping[str, str]] = {}
 
     def job(self, claims: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a job with these claims, as `permissions: id-token: write` gives it on GitHub."""
+        """Return the environment of a job with these claims, as `permissions: id-token: write` gives it on GitHub."""
         request_token = secrets.token_hex(16)
         self._jobs[request_token] = dict(claims)
         return {
@@ -43,14 +43,18 @@ class Issuer:
         }
 
     def mint_for(self, authorization: str | None, audience: str) -> str:
-        """The ID token of the job whose request token this header carries; a refusal (401) if no job has it."""
+        """Return the ID token of the job whose request token an Authorization header carries.
+
+        Raises:
+            Refusal: 401, no job has this request token.
+        """
         claims = secret_entry(self._jobs, (authorization or "").partition(" ")[2])  # some clients write bearer
         if claims is None:
             raise bad_token()
         return self.mint(claims, audience)
 
     def mint(self, claims: Mapping[str, str], audience: str) -> str:
-        """An ID token with these claims for this audience."""
+        """Return an ID token with these claims for this audience."""
         now = time.time()
         standard = {"iss": _ISSUER, "aud": audience, "iat": now, "exp": now + self.lifetime}
         return jwt.encode({**claims, **standard}, self._key, _ALGORITHM)
@@ -67,7 +71,7 @@ class TrustedPublishers:
         self._trusted: dict[str, list[Mapping[str, str]]] = {}
 
     def trust(self, resource: str, claims: Mapping[str, str]) -> None:
-        """Let jobs with all these claims write to a repository, named `team/name` or `datasets/team/name`."""
+        """Record who may publish: jobs with all these claims may write to `team/name` or `datasets/team/name`."""
         if not claims:
             raise ValueError("a trusted publisher without a claim would be everyone")
         self._trusted.setdefault(_full(resource), []).append(dict(claims))

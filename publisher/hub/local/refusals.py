@@ -45,66 +45,69 @@ def refused(refusal: Refusal) -> JSONResponse:
 
 
 def bad_request(what: str) -> Refusal:
-    """400: the request itself is malformed."""
+    """Return 400: the request itself is malformed."""
     return Refusal(400, f"local Hub: {what}")
 
 
 def too_large(limit: int) -> Refusal:
-    """413: the body of a request exceeds what is accepted at this address."""
+    """Return 413: the body of a request exceeds what is accepted at this address."""
     return Refusal(413, f"local Hub: the body is larger than {limit} bytes, which is the most that is accepted here")
 
 
 def misdirected() -> Refusal:
-    """421: the request names another host than this one, as a web page does whose name leads to this machine."""
+    """Return 421: the request names another host, as a web page does whose name leads to this machine."""
     return Refusal(421, "local Hub: it answers to 127.0.0.1 and localhost with its own port only")
 
 
 def foreign_origin() -> Refusal:
-    """403: a web page of another site wants to change something here."""
+    """Return 403: a web page of another site wants to change something here."""
     return Refusal(403, "local Hub: it changes nothing for pages of other sites")
 
 
 def bad_path(why: str) -> Refusal:
-    """422: a path that cannot be committed."""
+    """Return 422: a path that cannot be committed."""
     return Refusal(422, f"local Hub: the path cannot be committed: {why}")
 
 
 def bad_token() -> Refusal:
-    """401: a token that is unknown or has expired. The client knows this text and shows it as it is."""
+    """Return 401: a token that is unknown or has expired. The client knows this text and shows it as it is."""
     return Refusal(401, "Invalid credentials in Authorization header")
 
 
 def token_needed() -> Refusal:
-    """401: no token. The client reads any other 401 about a repository as "not found, or you may not see it"."""
+    """Return 401: there is no token.
+
+    The client reads any other 401 about a repository as "not found, or you may not see it".
+    """
     return Refusal(401, "local Hub: a token is needed for this")
 
 
 def forbidden(why: str) -> Refusal:
-    """403: a good token that may not do this."""
+    """Return 403: a good token that may not do this."""
     return Refusal(403, f"local Hub: {why}")
 
 
 def repository_not_found() -> Refusal:
-    """404, read by the client as RepositoryNotFoundError."""
+    """Return 404, which the client reads as RepositoryNotFoundError."""
     return Refusal(404, "local Hub: there is no such repository", code="RepoNotFound")
 
 
 def revision_not_found(revision: str) -> Refusal:
-    """404, read by the client as RevisionNotFoundError."""
+    """Return 404, which the client reads as RevisionNotFoundError."""
     return Refusal(404, f"local Hub: Invalid rev id: {revision}", code="RevisionNotFound")
 
 
 def entry_not_found(path: str, *, revision: str = "") -> Refusal:
-    """404, read by the client as EntryNotFoundError; it remembers the absence if it learns the commit."""
+    """Return 404, which the client reads as EntryNotFoundError; it remembers the absence if it learns the commit."""
     headers = {"X-Repo-Commit": revision} if revision else None
     return Refusal(404, f"local Hub: there is no entry {path}", code="EntryNotFound", headers=headers)
 
 
 def exists_already(what: str, *, url: str = "") -> Refusal:
-    """409; the client's exist_ok needs the `url` of a repository that exists."""
+    """Return 409; the client's exist_ok needs the `url` of a repository that exists."""
     return Refusal(409, f"local Hub: {what} already exists", body={"url": url} if url else None)
 
 
 def stale_parent() -> Refusal:
-    """412: the branch has moved on since the caller looked."""
+    """Return 412: the branch has moved on since the caller looked."""
     return Refusal(412, "local Hub: the branch was updated after the parent commit that was named")

@@ -98,28 +98,40 @@ class Repository:
         return "localhub.private" in self._git.config
 
     def head(self, revision: str = MAIN) -> str:
-        """The full commit id of a branch, tag, pull request ref, or (abbreviated) commit."""
+        """Return the full commit id of a branch, tag, pull request ref, or (abbreviated) commit."""
         return str(self._commit(revision).id)
 
     def commits(self, revision: str = MAIN) -> tuple[Commit, ...]:
-        """The history of a revision, newest first."""
+        """Return the history of a revision, newest first."""
         walked = self._git.walk(self._commit(revision).id, SortMode.TOPOLOGICAL)
         return tuple(_described(commit) for commit in walked)
 
     def date(self, revision: str = MAIN) -> datetime:
-        """When the commit of a revision was made."""
+        """Return when the commit of a revision was made."""
         return datetime.fromtimestamp(self._commit(revision).commit_time, UTC)
 
     def refs(self) -> tuple[Ref, ...]:
-        """Every branch, tag and pull request, sorted."""
+        """Return every branch, tag and pull request, sorted."""
         return tuple(Ref(name, self._peeled(name)) for name in sorted(self._git.references))
 
     def files(self, revision: str = MAIN) -> dict[str, Entry]:
-        """Every file of a revision by its path, in git's order."""
+        """Return every file of a revision by its path, in git's order."""
         return {entry.path: entry for entry in self.entries(revision, recursive=True) if not entry.folder}
 
     def entries(self, revision: str, folder: str = "", *, recursive: bool = False) -> tuple[Entry, ...]:
-        """What a folder holds, or everything below it; refused (404) where there is no such folder."""
+        """Return what a folder holds.
+
+        Args:
+            revision: branch, tag, pull request ref or commit.
+            folder: path of the folder; empty for the root.
+            recursive: whether to return everything below the folder as well.
+
+        Returns:
+            Files and folders, in git's order.
+
+        Raises:
+            Refusal: 404, there is no such folder.
+        """
         tree = self._commit(revision).tree
         if folder:
             try:
@@ -132,11 +144,11 @@ class Repository:
         return tuple(_walked(tree, f"{folder}/" if folder else "", recursive=recursive))
 
     def read(self, entry: Entry) -> bytes:
-        """The bytes that git holds for a file."""
+        """Return the bytes that git holds for a file."""
         return self._git[entry.oid].read_raw()
 
     def tree_with(self, changes: Iterable[Change], *, start: str) -> str:
-        """The tree of `start` with the changes made, in order; nothing refers to it yet.
+        """Write the tree of `start` with the changes made, in order, and return its id; nothing refers to it yet.
 
         Raises:
             Refusal: 422 for a path that git or the Hub does not take, 404 for a deletion of what is not there.
@@ -151,7 +163,20 @@ class Repository:
             raise bad_path(str(error)) from error
 
     def commit(self, tree: str, message: str, *, ref: str, parent: str | None) -> str:
-        """Move `ref` from `parent` to a new commit of `tree`; refused (412) if it is no longer at `parent`."""
+        """Move a reference to a new commit.
+
+        Args:
+            tree: id of the tree that the commit holds.
+            message: title, and after an empty line the rest.
+            ref: full name of the reference, such as `refs/heads/main`.
+            parent: id of the commit that the reference must be at; None for the first commit.
+
+        Returns:
+            The id of the new commit.
+
+        Raises:
+            Refusal: 412, the reference is no longer at `parent`.
+        """
         author = pygit2.Signature(*_AUTHOR)
         try:
             made = self._git.create_commit(ref, author, author, message, tree, [parent] if parent else [])
@@ -160,18 +185,27 @@ class Repository:
         return str(made)
 
     def branch_ref(self, revision: str) -> str:
-        """The full name of a branch or pull request, which alone can be committed to."""
+        """Return the full name of a branch or pull request; nothing else can be committed to."""
         ref = revision if revision.startswith("refs/") else f"refs/heads/{revision}"
         if not _is_ref_name(ref) or ref not in self._git.references or not ref.startswith(_WRITABLE):
             raise revision_not_found(revision)
         return ref
 
     def create_branch(self, name: str, start: str) -> None:
-        """A branch at a revision; refused (409) if there is one of this name."""
+        """Create a branch at a revision; refused (409) if there is one of this name."""
         self._create_ref(f"refs/heads/{name}", self.head(start))
 
     def create_tag(self, name: str, revision: str, *, message: str = "") -> None:
-        """A tag, annotated if there is a message; refused (409) if there is one of this name, wherever it points."""
+        """Create a tag on the commit of a revision.
+
+        Args:
+            name: name of the tag.
+            revision: branch, tag, pull request ref or commit.
+            message: text of an annotated tag; empty for a plain one.
+
+        Raises:
+            Refusal: 409, there is a tag of this name, wherever it points.
+        """
         _require_ref_name(f"refs/tags/{name}")
         commit = self.head(revision)
         if not message or f"refs/tags/{name}" in self._git.references:
@@ -188,19 +222,19 @@ class Repository:
         self._git.references.delete(ref)
 
     def open_pull_request(self, title: str, *, start: str) -> int:
-        """A new refs/pr/N that starts at a commit; gives N."""
+        """Create a reference `refs/pr/N` that starts at a commit, and return N."""
         number = 1 + sum(ref.startswith("refs/pr/") for ref in self._git.references)
         self._create_ref(f"refs/pr/{number}", self.head(start))
         self._git.config[f"pullrequest.{number}.title"] = title
         return number
 
     def pull_request_title(self, number: int) -> str:
-        """The title of a pull request; refused (404) if there is none of this number."""
+        """Return the title of a pull request; refused (404) if there is none of this number."""
         self.branch_ref(f"refs/pr/{number}")
         return str(self._git.config[f"pullrequest.{number}.title"])
 
     def fsck(self) -> tuple[str, ...]:
-        """What `git fsck --full --strict` complains of: nothing, in a sound repository."""
+        """Return what `git fsck --full --strict` complains of: nothing, in a sound repository."""
         command = ["git", "-C", str(self.folder), "fsck", "--full", "--strict", "--no-dangling", "--no-progress"]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         complaints = (checked.stdout + checked.stderr).splitlines()
@@ -239,19 +273,28 @@ class Repositories:
         self._folder = folder
 
     def get(self, resource: str) -> Repository:
-        """The repository `models/team/name`; refused (404) if there is none."""
+        """Return the repository `models/team/name`; refused (404) if there is none."""
         folder = self._path(resource)
         if not folder.is_dir():
             raise repository_not_found()
         return Repository(folder, resource)
 
     def all(self) -> tuple[Repository, ...]:
-        """Every repository, sorted by kind and name."""
+        """Return every repository, sorted by kind and name."""
         folders = sorted(self._folder.glob("*/*/*.git"))
         return tuple(self.get(str(folder.relative_to(self._folder)).removesuffix(".git")) for folder in folders)
 
     def create(self, resource: str, *, private: bool, url: str) -> None:
-        """A repository whose one commit holds .gitattributes, as on the Hub; refused (409) if there is one."""
+        """Create a repository whose one commit holds .gitattributes, as on the Hub.
+
+        Args:
+            resource: its name, as `models/team/name`.
+            private: whether it is hidden from callers without a token.
+            url: address of its page, which the client shows where the repository exists.
+
+        Raises:
+            Refusal: 409, there is one of this name.
+        """
         folder = self._path(resource)
         if folder.exists():
             raise exists_already(f"Repository {resource}", url=url)

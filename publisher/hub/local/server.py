@@ -110,7 +110,7 @@ class LocalHub:
         return self._context.publishers
 
     def repository(self, repo_id: str, *, kind: str = "models") -> Repository:
-        """The bare repository behind `team/name`, to be inspected.
+        """Return the bare repository behind `team/name`, to be inspected.
 
         Raises:
             PublisherError: there is none.
@@ -121,7 +121,7 @@ class LocalHub:
             raise PublisherError(f"{refusal.message}: {kind}/{repo_id}") from None
 
     def repositories(self) -> tuple[Repository, ...]:
-        """Every repository."""
+        """Return every repository of this local Hub."""
         return self._context.repositories.all()
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ def serve(root: Path, port: int = 0) -> None:
 
 
 def environment_lines(endpoint: str, root: Path) -> tuple[str, ...]:
-    """Shell lines after which `hf`, `publish` and any other user of huggingface_hub talk to this local Hub."""
+    """Return shell lines after which `hf`, `publish` and any user of huggingface_hub talk to this local Hub."""
     root = root.resolve()
     return (
         f"export HF_ENDPOINT={endpoint}",
@@ -214,7 +214,7 @@ def _new_token() -> str:
 
 
 def _kept(path: Path, fresh: str) -> str:
-    """The text of this file, which is made of `fresh`, for its owner's eyes only, if there is none."""
+    """Return the text of this file; where there is none, `fresh` is written to it, for its owner's eyes only."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -30,11 +30,11 @@ class XetStore:
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def xorb(self, xorb_hash: str) -> Path:
-        """Where a xorb is, or would be."""
+        """Return where a xorb is, or would be."""
         return self._path("xorbs", xorb_hash)
 
     def add_xorb(self, xorb_hash: str, content: bytes) -> bool:
-        """Keep a xorb; whether it is new."""
+        """Keep a xorb, and return whether it is new."""
         path = self.xorb(xorb_hash)
         if path.exists():
             return False
@@ -51,17 +51,17 @@ class XetStore:
             raise bad_request(f"the shard cannot be used: {type(error).__name__}") from error
 
     def segments(self, file_hash: str) -> tuple[Segment, ...] | None:
-        """The segments of a file by its Xet hash; None if it is not here."""
+        """Return the segments of a file by its Xet hash; None if it is not here."""
         path = self._path("files", file_hash)
         return tuple(Segment(**fields) for fields in json.loads(path.read_text())) if path.exists() else None
 
     def hash_of(self, oid: str) -> str | None:
-        """The Xet hash of the file with this SHA-256, if it came by Xet."""
+        """Return the Xet hash of the file with this SHA-256, if it came by Xet."""
         path = self._path("names", oid)
         return path.read_text() if path.exists() else None
 
     def byte_range(self, segment: Segment) -> tuple[int, int]:
-        """First and last byte of a segment's chunks in its xorb, both included."""
+        """Return first and last byte of a segment's chunks in its xorb, both included."""
         offsets = chunk_offsets(self.xorb(segment.xorb).read_bytes())
         return offsets[segment.first], offsets[segment.end] - 1
 

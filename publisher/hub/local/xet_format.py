@@ -41,7 +41,7 @@ class XetFile:
 
 
 def files_in_shard(shard: bytes) -> tuple[XetFile, ...]:
-    """The files that a shard describes."""
+    """Return the files that a shard describes."""
     try:
         return tuple(_files(shard))
     except struct.error as error:
@@ -49,7 +49,7 @@ def files_in_shard(shard: bytes) -> tuple[XetFile, ...]:
 
 
 def chunk_offsets(xorb: bytes) -> tuple[int, ...]:
-    """Where each chunk of a xorb begins, and, last, where the last one ends."""
+    """Return where each chunk of a xorb begins and, last, where the last one ends."""
     offsets = [0]
     while len(xorb) - offsets[-1] >= _CHUNK_HEADER and not xorb.startswith(_XORB_FOOTER, offsets[-1]):
         start = offsets[-1]
@@ -60,7 +60,7 @@ def chunk_offsets(xorb: bytes) -> tuple[int, ...]:
 
 
 def chunk_content(chunk: bytes) -> bytes:
-    """The bytes that one chunk, header included, holds."""
+    """Return the bytes that one chunk, header included, holds."""
     scheme, length = chunk[4], int.from_bytes(chunk[5:8], "little")
     payload = chunk[_CHUNK_HEADER:]
     if scheme not in {0, 1, 2}:
@@ -74,12 +74,12 @@ def chunk_content(chunk: bytes) -> bytes:
 
 
 def _unpacked(payload: bytes, length: int) -> bytes:
-    """The content of an LZ4 frame, and no more than one byte more than it should have."""
+    """Decode an LZ4 frame, to no more than one byte more than it should have."""
     return bytes(lz4.frame.LZ4FrameDecompressor().decompress(payload, max_length=length + 1))
 
 
 def regrouped(content: bytes) -> bytes:
-    """Undo the grouping by four, which puts bytes 0, 4, 8 ... first, then 1, 5, 9 ..., and so on."""
+    """Return bytes in their own order, out of groups by four: bytes 0, 4, 8 ... came first, then 1, 5, 9 ..."""
     result = bytearray(len(content))
     taken = 0
     for group in range(4):
@@ -113,5 +113,5 @@ def _segment(shard: bytes, at: int) -> Segment:
 
 
 def _hex(raw: bytes) -> str:
-    """Xet writes a hash as four little-endian 64-bit words."""
+    """Return a hash as hex digits; Xet writes it as four little-endian 64-bit words."""
     return "".join(f"{word:016x}" for word in struct.unpack("<4Q", raw))

@@ -26,7 +26,7 @@ from publisher.checkpoints.pairs import Sides, TensorPair, open_pair
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.io_threads import Behind
+from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_kin, require_low_rank
 from publisher.extraction.comparison import Comparison, ranges
@@ -141,16 +141,16 @@ def _finished(
     """
     found = {pair: kept.figures(pair.name.removesuffix(".weight")) for pair in pairs}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, sum(map(bool, found.values())), len(found))
 
     missing = [pair for pair in pairs if found[pair] is None]
     for pair in missing:
         if kept.has_files_of(pair.name.removesuffix(".weight")):
             progress(f"making {pair.name} again: what was kept of it is not whole")
-    with Behind() as writing, engine.run(job, missing, tell=tell) as results:
+    with WriteBehind() as writing, engine.run(job, missing, report=report) as results:
         for pair, module in results:
-            writing.do(kept.put, module)
+            writing.submit(kept.put, module)
             found[pair] = module.figures
     return tuple(figures for figures in found.values() if figures is not None)
 

@@ -154,7 +154,7 @@ def _require_bounds(found: Verification, *, work: Path) -> None:
         found.write(failed)
         raise VerificationError(
             f"the answers of {found.path} are further apart than the manifest allows:\n{listed(broken)}\n",
-            expected=f"what the manifest's bounds say; all figures are in {failed}",
+            expected=f"what the manifest's bounds say; all metrics are in {failed}",
             next_step="find out why, or correct the bound, then: publish verify --manifest MANIFEST",
         )
 
@@ -197,7 +197,7 @@ def _ask(session: _Session, model: Model, *, missing: Sequence[RequestBatch], lo
         session.progress(what, total - left, total)
 
     job = AnswerJob(model, session.settings, model_gpus=session.inputs.model_gpus)
-    with session.engine.run(job, missing, tell=report) as results:
+    with session.engine.run(job, missing, report=report) as results:
         for batch, answers in results:
             pairs = zip(answers, batch.requests, strict=True)
             logs[batch.file].add([one_for_each_question(*pair) for pair in pairs], number=batch.number)
@@ -206,7 +206,8 @@ def _ask(session: _Session, model: Model, *, missing: Sequence[RequestBatch], lo
 
 def _key(session: _Session, model: Model, file: RequestFile) -> str:
     """Return the digest of all that a model's answers to a request file rest on."""
-    settings, checkpoints = session.settings, (model.tuned, model.base, model.fp8)
+    settings = session.settings
+    checkpoints = (model.tuned, model.base, model.fp8)
     return digest_of(
         [
             [[file.name, file.sha256] for part in checkpoints if part for file in part.checkpoint.files],

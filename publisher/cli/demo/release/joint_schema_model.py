@@ -2,7 +2,7 @@
 
 A request is a state (any JSON), images if there are any, and questions of three types: `noul` (true or false),
 `choice` (of options, by id) and `score` (one of several levels). All of it is written into one text. The head compares
-what the backbone makes of a whole question with what it makes of each option. Refused is a request that is longer
+what the backbone makes of a whole question with what it makes of each option. It refuses a request that is longer
 than it may be, or that has no questions.
 """
 
@@ -59,7 +59,7 @@ class Processor:
         self.tokenizer, self.image_processor = tokenizer, image_processor
 
     def __call__(self, *, text: str, images: Sequence[Any]) -> dict[str, Any]:
-        """`input_ids` with as many image tokens as the images have; `pixel_values`, `image_grid_thw`."""
+        """Return `input_ids` with as many image tokens as the images have, `pixel_values` and `image_grid_thw`."""
         vision = self.image_processor(images=list(images), return_tensors="pt")
         pieces = text.split(_IMAGE)
         counts = (vision["image_grid_thw"].prod(-1) // self.image_processor.merge_size**2).tolist()
@@ -83,7 +83,7 @@ class JointSchemaHead(nn.Module):
         self.scale = scale / math.sqrt(head_size)
 
     def forward(self, question: Tensor, options: Tensor) -> Tensor:
-        """Logits, fp32 `(options,)`, of the means `(hidden,)` and `(options, hidden)`."""
+        """Return logits, fp32 `(options,)`, of the means `(hidden,)` and `(options, hidden)`."""
         logits: Tensor = self.option(options) @ self.question(question) * self.scale
         return logits
 
@@ -96,7 +96,10 @@ class ClefModel(nn.Module):
         self.language_model, self.head = language_model, head
 
     def forward(self, batch: Batch) -> list[list[Tensor]]:
-        """Per record and question its logits, fp32: noul (true, false); choice sorted by id; score from level 0."""
+        """Return the logits of each question of each record.
+
+        They are fp32, in the order of the options: noul (true, false); choice sorted by id; score from level 0.
+        """
         peft = hasattr(self.language_model, "get_base_model")
         backbone = self.language_model.get_base_model() if peft else self.language_model
         states = backbone.model(**batch.inputs, use_cache=False).last_hidden_state.float()
@@ -114,7 +117,17 @@ class ClefModel(nn.Module):
 def load_release_model(
     path: str | Path, device: Any = "cuda", dtype: torch.dtype = torch.bfloat16, **from_pretrained_kwargs: Any
 ) -> tuple[ClefModel, Processor]:
-    """The release in `path`, ready to answer; the head computes in fp32."""
+    """Load the release in a folder, ready to answer; the head computes in fp32.
+
+    Args:
+        path: folder of the release.
+        device: where the model is put.
+        dtype: dtype of the backbone.
+        **from_pretrained_kwargs: for the backbone's `from_pretrained`.
+
+    Returns:
+        The model, and its tokenizer with its image processor.
+    """
     backbone = Qwen3_5ForConditionalGeneration.from_pretrained(path, dtype=dtype, **from_pretrained_kwargs)
     head = JointSchemaHead(**json.loads(Path(path, CONFIG).read_text(encoding="utf-8")))
     head.load_state_dict(load_file(Path(path, WEIGHTS)))
@@ -129,14 +142,17 @@ def encode_record(
     max_state_tokens: int | None = None,
     processor: Any = None,
 ) -> EncodedRecord:
-    """The record as one text: images, state, questions with their options.
+    """Write the record as one text: images, state, questions with their options.
 
     Args:
-        tokenizer: of the release.
+        tokenizer: tokenizer of the release.
         record: `state`, `questions`, and `images` (PIL).
-        max_length: the most tokens it may have.
-        max_state_tokens: what of the state goes beyond is cut off.
-        processor: needed where there are images.
+        max_length: the most tokens that it may have.
+        max_state_tokens: tokens of the state beyond this number are cut off.
+        processor: the release's processor; needed where there are images.
+
+    Returns:
+        The token ids, where the questions and options are in them, and what the vision tower needs.
 
     Raises:
         ValueError: it is too long, has no questions, or has images and no processor came with it.
@@ -168,7 +184,7 @@ def _seen(images: Sequence[Any], processor: Any) -> tuple[list[int], Mapping[str
 
 
 def _asked(tokenizer: Any, id_: str, question: Mapping[str, Any], *, ids: list[int]) -> EncodedQuestion:
-    """Writes the question at the end of `ids`."""
+    """Write the question at the end of `ids`."""
     start, spans = len(ids), []
     options = _options(question)
     ids += _ids(tokenizer, f"{question['type']} {id_}: {question.get('instructions', '')}\n")["input_ids"]
@@ -190,7 +206,16 @@ def _options(question: Mapping[str, Any]) -> dict[str, str]:
 
 
 def collate_records(records: Sequence[EncodedRecord], pad_token_id: int, device: Any) -> Batch:
-    """The records as one batch; what is padding is masked, so that no record sees the others."""
+    """Put records into one batch; what is padding is masked, so that no record sees the others.
+
+    Args:
+        records: encoded records.
+        pad_token_id: what fills the shorter ones up.
+        device: where the tensors are put.
+
+    Returns:
+        The batch, as long as the longest record.
+    """
     longest = max(len(record.input_ids) for record in records)
 
     def padded(rows: list[list[int]], value: int) -> Tensor:
@@ -209,7 +234,17 @@ def collate_records(records: Sequence[EncodedRecord], pad_token_id: int, device:
 def systemone(
     model: ClefModel, processor: Processor, request: Mapping[str, Any], max_length: int = 16384
 ) -> dict[str, Any]:
-    """The answer to one request, probabilities rounded to four decimals."""
+    """Answer one request, with probabilities rounded to four decimals.
+
+    Args:
+        model: the backbone and its head.
+        processor: tokenizer and image processor.
+        request: the request, as the service takes it.
+        max_length: the most tokens that it may have.
+
+    Returns:
+        The answer, as the service gives it.
+    """
     record = encode_record(processor.tokenizer, request, max_length, processor=processor)
     device = next(model.head.parameters()).device
     with torch.inference_mode():

@@ -10,7 +10,7 @@ from publisher.hub.local.context import context
 
 
 async def whoami(request: Request) -> JSONResponse:
-    """GET /api/whoami-v2."""
+    """Answer GET /api/whoami-v2 with whose token it is."""
     caller = context(request).tokens.required(request.headers.get("authorization"))
     token = {"displayName": "local Hub", "role": caller.role.value}
     auth = {"type": "access_token", "accessToken": token}
@@ -18,12 +18,12 @@ async def whoami(request: Request) -> JSONResponse:
 
 
 async def exchange_token(request: Request) -> JSONResponse:
-    """POST /oauth/token: an ID token against a short-lived token."""
+    """Answer POST /oauth/token: an ID token against a short-lived token."""
     return JSONResponse(context(request).publishers.exchange(await json_object(request)))
 
 
 async def id_token(request: Request) -> JSONResponse:
-    """GET /github/id-token?audience=: what $ACTIONS_ID_TOKEN_REQUEST_URL answers in a GitHub job."""
+    """Answer GET /github/id-token?audience=, as $ACTIONS_ID_TOKEN_REQUEST_URL does in a GitHub job."""
     audience = request.query_params.get("audience", "")
     return JSONResponse({"value": context(request).issuer.mint_for(request.headers.get("authorization"), audience)})
 

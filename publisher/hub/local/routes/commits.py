@@ -25,21 +25,21 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
 async def preupload(request: Request) -> JSONResponse:
-    """POST .../preupload/REV: for each file, whether it goes to git or to LFS, and the digest of what is there."""
+    """Answer POST .../preupload/REV: for each file, whether it goes to git or to LFS, and what digest is there."""
     repository = opened(request, Role.WRITE)
     files = objects_in(await json_object(request), "files")
     return JSONResponse({"files": await run_in_threadpool(_plans, request, repository, files=files)})
 
 
 async def commit(request: Request) -> JSONResponse:
-    """POST .../commit/REV[?create_pr=1]: lines of JSON, a header and then one for each change."""
+    """Answer POST .../commit/REV[?create_pr=1]: lines of JSON, a header and then one for each change."""
     repository = opened(request, Role.WRITE)
     body = await body_of(request, LIMITS.commit_bytes)
     return JSONResponse(await alone(request, lambda: _committed(request, repository, body=body)))
 
 
 def history(request: Request) -> JSONResponse:
-    """GET .../commits/REV, newest first."""
+    """Answer GET .../commits/REV, newest first."""
     commits = opened(request, Role.READ).commits(request.path_params["revision"])
     shown, headers = page(request, commits, default_limit=_PAGE)
     listed = [
@@ -108,7 +108,7 @@ def _upload_mode(file: dict[str, Any], patterns: list[str]) -> str:
 
 
 def _unmoved(repository: Repository, ref: str, parent: str) -> str:
-    """The tip of the branch, which is the parent that the caller named, if they named one."""
+    """Return the tip of the branch, which must be the parent that the caller named, if they named one."""
     tip = repository.head(ref)
     if not tip.startswith(parent):
         raise stale_parent()
@@ -138,7 +138,7 @@ def _change(operation: dict[str, Any], hub: Context) -> Change:
 
 
 def _content(value: dict[str, Any], name: str) -> bytes:
-    """The bytes in a field; refused (400) if it is not strictly base64, or holds more than git may hold here."""
+    """Decode the bytes in a field; refused (400) if it is not strictly base64, or holds more than git may hold here."""
     try:
         content = base64.b64decode(text_in(value, name), validate=True)
     except ValueError:

@@ -21,7 +21,7 @@ _MOST_FIELDS = 10_000  # of a form
 
 
 def tree(request: Request) -> JSONResponse:
-    """GET /api/models/team/name/tree/REV[/FOLDER][?recursive=true]."""
+    """Answer GET .../tree/REV[/FOLDER][?recursive=true] with a page of a folder's entries."""
     repository, params = opened(request, Role.READ), request.path_params
     recursive = request.query_params.get("recursive", "").lower() in {"true", "1"}
     entries = repository.entries(params["revision"], params.get("path", ""), recursive=recursive)
@@ -30,7 +30,7 @@ def tree(request: Request) -> JSONResponse:
 
 
 async def paths_info(request: Request) -> JSONResponse:
-    """POST /api/models/team/name/paths-info/REV; a path that is not there is left out of the answer."""
+    """Answer POST .../paths-info/REV; a path that is not there is left out of the answer."""
     repository = opened(request, Role.READ)
     try:
         fields = parse_qs((await body_of(request)).decode(), max_num_fields=_MOST_FIELDS)
@@ -41,7 +41,7 @@ async def paths_info(request: Request) -> JSONResponse:
 
 
 def resolve(request: Request) -> Response:
-    """GET or HEAD /team/name/resolve/REV/PATH: the file itself, or a redirect to storage if it is large."""
+    """Answer GET or HEAD /team/name/resolve/REV/PATH: the file itself, or a redirect to storage if it is large."""
     hub, repository, path = context(request), opened(request, Role.READ), request.path_params["path"]
     revision = repository.head(request.path_params["revision"])
     file = repository.files(revision).get(path)
@@ -61,12 +61,21 @@ def _described_all(request: Request, repository: Repository, *, wanted: Collecti
 
 
 def _pointer(repository: Repository, entry: Entry) -> Pointer | None:
-    """The LFS pointer that a file is; what is too large for one is not read."""
+    """Return the LFS pointer that a file is; what is too large for one is not read."""
     return pointer_in(repository.read(entry)) if not entry.folder and entry.size <= POINTER_BYTES else None
 
 
 def described(hub: Context, repository: Repository, entry: Entry) -> dict[str, Any]:
-    """An entry as the API lists it: a large file with its own size and digest, not those of its pointer."""
+    """Describe an entry as the API lists it: a large file with its own size and digest, not those of its pointer.
+
+    Args:
+        hub: the local Hub, which knows the Xet hash of a large file.
+        repository: the repository that holds the entry.
+        entry: the file or folder.
+
+    Returns:
+        The fields of one item of a listing.
+    """
     kind = "directory" if entry.folder else "file"
     fields: dict[str, Any] = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
     if pointer := _pointer(repository, entry):

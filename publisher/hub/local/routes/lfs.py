@@ -23,7 +23,7 @@ _WHOLE, _COMPLETE = 0, -1  # what is signed in place of a part's number
 
 
 async def batch(request: Request) -> JSONResponse:
-    """POST /team/name.git/info/lfs/objects/batch: where to upload what is not here yet."""
+    """Answer POST /team/name.git/info/lfs/objects/batch: where to upload what is not here yet."""
     opened(request, Role.WRITE)
     hub, body = context(request), await json_object(request)
     if body.get("operation") != "upload":
@@ -36,14 +36,14 @@ async def batch(request: Request) -> JSONResponse:
 
 
 async def upload(request: Request) -> Response:
-    """PUT /lfs/OID?signature=: the whole content."""
+    """Answer PUT /lfs/OID?signature= with the whole content."""
     size = _signed_size(request, _WHOLE)
     await context(request).lfs.receive(request.path_params["oid"], pieces_of(request, size))
     return Response()
 
 
 async def upload_part(request: Request) -> Response:
-    """PUT /lfs/OID/parts/N?signature=."""
+    """Answer PUT /lfs/OID/parts/N?signature= with one part of the content."""
     oid, number = request.path_params["oid"], request.path_params["number"]
     size = _signed_size(request, number)
     etag = await context(request).lfs.receive_part(oid, number, content=pieces_of(request, size))
@@ -51,7 +51,7 @@ async def upload_part(request: Request) -> Response:
 
 
 async def complete(request: Request) -> JSONResponse:
-    """POST /lfs/OID/complete?signature= {parts: [{partNumber, etag}]}."""
+    """Answer POST /lfs/OID/complete?signature= {parts: [{partNumber, etag}]}."""
     size, hub = _signed_size(request, _COMPLETE), context(request)
     listed = objects_in(await json_object(request), "parts")
     parts = {count_in(part, "partNumber"): text_in(part, "etag").strip('"') for part in listed}
@@ -62,7 +62,7 @@ async def complete(request: Request) -> JSONResponse:
 
 
 async def verify(request: Request) -> JSONResponse:
-    """POST /lfs/verify {oid, size}: whether the content is here, and of this size."""
+    """Answer POST /lfs/verify {oid, size}: whether the content is here, and of this size."""
     hub = context(request)
     hub.tokens.required(request.headers.get("authorization"))
     body = await json_object(request)
@@ -72,7 +72,7 @@ async def verify(request: Request) -> JSONResponse:
 
 
 def download(request: Request) -> Response:
-    """GET or HEAD /lfs/OID, whole or by range: where `resolve` sends the client."""
+    """Answer GET or HEAD /lfs/OID, whole or by range: `resolve` sends the client there."""
     oid = request.path_params["oid"]
     if context(request).lfs.size(oid) is None:
         raise entry_not_found(oid)
@@ -104,7 +104,7 @@ def _signature(hub: Context, oid: str, *, part: int, size: int) -> str:
 
 
 def _signed_size(request: Request, part: int) -> int:
-    """The bytes that may be sent to this very address; a refusal (401) if its signature is not one of this Hub."""
+    """Return the bytes that may be sent to this very address; refused (401) if its signature is not one of this Hub."""
     hub, oid = context(request), request.path_params["oid"]
     hub.lfs.path(oid)
     claims = hub.tokens.verify(request.query_params.get("signature", ""), _PURPOSE)

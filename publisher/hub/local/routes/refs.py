@@ -17,7 +17,7 @@ _LISTED = {"refs/heads/": "branches", "refs/tags/": "tags", "refs/pr/": "pullReq
 
 
 def refs(request: Request) -> JSONResponse:
-    """GET .../refs."""
+    """Answer GET .../refs: branches, tags and pull requests."""
     answer: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": [], "pullRequests": []}
     for found in opened(request, Role.READ).refs():
         prefix = next(prefix for prefix in _LISTED if found.ref.startswith(prefix))
@@ -27,7 +27,7 @@ def refs(request: Request) -> JSONResponse:
 
 
 async def create_tag(request: Request) -> JSONResponse:
-    """POST .../tag/REV {tag, message?}."""
+    """Answer POST .../tag/REV {tag, message?}."""
     repository, body = opened(request, Role.WRITE), await json_object(request)
     tag, message = text_in(body, "tag"), text_in(body, "message", "")
     revision = request.path_params["revision"]
@@ -36,14 +36,14 @@ async def create_tag(request: Request) -> JSONResponse:
 
 
 async def delete_tag(request: Request) -> JSONResponse:
-    """DELETE .../tag/TAG."""
+    """Answer DELETE .../tag/TAG, which removes the tag."""
     repository, name = opened(request, Role.WRITE), request.path_params["revision"]
     await alone(request, lambda: repository.delete_ref(f"refs/tags/{name}"))
     return JSONResponse({})
 
 
 async def create_branch(request: Request) -> JSONResponse:
-    """POST .../branch/NAME {startingPoint?}."""
+    """Answer POST .../branch/NAME {startingPoint?}, which creates it."""
     repository, body = opened(request, Role.WRITE), await json_object(request)
     start = text_in(body, "startingPoint", MAIN)
     await alone(request, lambda: repository.create_branch(request.path_params["revision"], start))
@@ -51,14 +51,14 @@ async def create_branch(request: Request) -> JSONResponse:
 
 
 async def delete_branch(request: Request) -> JSONResponse:
-    """DELETE .../branch/NAME."""
+    """Answer DELETE .../branch/NAME, which removes the branch."""
     repository, name = opened(request, Role.WRITE), request.path_params["revision"]
     await alone(request, lambda: repository.delete_ref(f"refs/heads/{name}"))
     return JSONResponse({})
 
 
 async def open_pull_request(request: Request) -> JSONResponse:
-    """POST .../discussions {title, pullRequest: true}; discussions without changes are not covered."""
+    """Answer POST .../discussions {title, pullRequest: true}; discussions without changes are not covered."""
     repository, body = opened(request, Role.WRITE), await json_object(request)
     if not body.get("pullRequest"):
         raise bad_request("only pull requests are covered, not discussions")
@@ -68,7 +68,7 @@ async def open_pull_request(request: Request) -> JSONResponse:
 
 
 def pull_request(request: Request) -> JSONResponse:
-    """GET .../discussions/N."""
+    """Answer GET .../discussions/N with the pull request of this number."""
     return JSONResponse(_described(request, opened(request, Role.READ), request.path_params["number"]))
 
 

@@ -19,7 +19,7 @@ _KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 
 
 async def create(request: Request) -> JSONResponse:
-    """POST /api/repos/create."""
+    """Answer POST /api/repos/create: a new repository."""
     hub, caller = context(request), context(request).tokens.required(request.headers.get("authorization"))
     caller.require_write(None)
     body = await json_object(request)
@@ -31,7 +31,7 @@ async def create(request: Request) -> JSONResponse:
 
 
 async def delete(request: Request) -> JSONResponse:
-    """DELETE /api/repos/delete."""
+    """Answer DELETE /api/repos/delete, which removes a repository."""
     hub, caller = context(request), context(request).tokens.required(request.headers.get("authorization"))
     resource = _resource(await json_object(request))
     caller.require_write(resource)
@@ -40,7 +40,7 @@ async def delete(request: Request) -> JSONResponse:
 
 
 def info(request: Request) -> JSONResponse:
-    """GET /api/models/team/name[/revision/REV][?blobs=true]."""
+    """Answer GET .../team/name[/revision/REV][?blobs=true] with what is known of a repository."""
     repository = opened(request, Role.READ)
     revision = repository.head(request.path_params.get("revision", MAIN))
     files = repository.files(revision)
@@ -70,19 +70,19 @@ def info(request: Request) -> JSONResponse:
 
 
 def may_read(request: Request) -> JSONResponse:
-    """GET .../auth-check: nothing, or a refusal."""
+    """Answer GET .../auth-check with nothing, or with a refusal."""
     opened(request, Role.READ)
     return JSONResponse({})
 
 
 def may_write(request: Request) -> JSONResponse:
-    """GET .../auth-check/write: nothing, or a refusal."""
+    """Answer GET .../auth-check/write with nothing, or with a refusal."""
     opened(request, Role.WRITE)
     return JSONResponse({})
 
 
 async def validate_yaml(request: Request) -> JSONResponse:
-    """POST /api/validate-yaml: whether a card's metadata parses; the Hub looks further."""
+    """Answer POST /api/validate-yaml: whether a card's metadata parses; the Hub looks further."""
     content = text_in(await json_object(request), "content")
     errors, warnings = [], []
     try:
@@ -96,12 +96,12 @@ async def validate_yaml(request: Request) -> JSONResponse:
 
 
 async def without_owner(_: Request) -> JSONResponse:
-    """Whatever is asked of `gpt2` and its like, which are names of the Hub's early days."""
+    """Refuse what is asked of `gpt2` and its like, which are names of the Hub's early days."""
     raise repository_not_found()
 
 
 def timestamp_of(repository: Repository, revision: str) -> str:
-    """When a commit was made, as the Hub writes it."""
+    """Return when a commit was made, as the Hub writes it."""
     return f"{repository.date(revision):%Y-%m-%dT%H:%M:%S.000Z}"
 
 

@@ -24,19 +24,19 @@ _PURPOSE = "xet-"
 
 
 def write_token(request: Request) -> JSONResponse:
-    """GET .../xet-write-token/REV."""
+    """Answer GET .../xet-write-token/REV with a token for uploads."""
     opened(request, Role.WRITE)
     return _token(context(request), Role.WRITE)
 
 
 def read_token(request: Request) -> JSONResponse:
-    """GET .../xet-read-token/REV."""
+    """Answer GET .../xet-read-token/REV with a token for downloads."""
     opened(request, Role.READ)
     return _token(context(request), Role.READ)
 
 
 async def upload_xorb(request: Request) -> JSONResponse:
-    """POST /v1/xorbs/default/HASH."""
+    """Answer POST /v1/xorbs/default/HASH with a new xorb."""
     _require(request, Role.WRITE)
     store, name = context(request).xet, request.path_params["hash"]
     store.xorb(name)
@@ -46,14 +46,14 @@ async def upload_xorb(request: Request) -> JSONResponse:
 
 
 async def upload_shard(request: Request) -> JSONResponse:
-    """POST /v1/shards: announce files, which are rebuilt and checked before the answer."""
+    """Answer POST /v1/shards: announced files are rebuilt and checked before the answer."""
     _require(request, Role.WRITE)
     await run_in_threadpool(context(request).xet.add_shard, await body_of(request, LIMITS.xet_bytes))
     return JSONResponse({"result": 1})
 
 
 def reconstruction(request: Request) -> JSONResponse:
-    """GET /v1/reconstructions/HASH[, Range]: the pieces of xorbs that make up the file, or the range of it."""
+    """Answer GET /v1/reconstructions/HASH[, Range]: the pieces of xorbs that make up the file, or a range of it."""
     _require(request, Role.READ)
     hub = context(request)
     segments = hub.xet.segments(request.path_params["hash"])
@@ -68,7 +68,7 @@ def reconstruction(request: Request) -> JSONResponse:
 
 
 def download_xorb(request: Request) -> Response:
-    """GET /v1/xorbs/default/HASH with a Range; like a signed address, it takes no token."""
+    """Answer GET /v1/xorbs/default/HASH with a Range; like a signed address, it takes no token."""
     path = context(request).xet.xorb(request.path_params["hash"])
     if not path.exists():
         raise entry_not_found("xorb")
@@ -76,7 +76,7 @@ def download_xorb(request: Request) -> Response:
 
 
 def _token(hub: Context, role: Role) -> JSONResponse:
-    """The same three facts in the body, for hf_xet, and in headers, for the Python client."""
+    """Return the same three facts in the body, for hf_xet, and in headers, for the Python client."""
     token, expiry = hub.tokens.sign({}, _PURPOSE + role.value, lifetime=_LIFETIME), int(time.time()) + _LIFETIME
     headers = {
         "X-Xet-Cas-Url": hub.cas_endpoint,
@@ -87,7 +87,7 @@ def _token(hub: Context, role: Role) -> JSONResponse:
 
 
 def _require(request: Request, role: Role) -> None:
-    """A Xet token of this role, or one that may write, as writers read too."""
+    """Require a Xet token of this role, or one that may write, as writers read too."""
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
     for allowed in (role, Role.WRITE):
         try:
@@ -99,7 +99,7 @@ def _require(request: Request, role: Role) -> None:
 
 
 def _within(segments: tuple[Segment, ...], header: str | None) -> tuple[int, list[Segment]]:
-    """The segments that a Range header touches, and how many bytes of the first come before the range."""
+    """Return the segments that a Range header touches, and how many bytes of the first come before the range."""
     total = sum(segment.length for segment in segments)
     found = re.fullmatch(r"bytes=([0-9]{1,15})-([0-9]{0,15})", header or "bytes=0-")
     first, last = (int(found[1]), int(found[2] or total - 1)) if found else (0, total - 1)
