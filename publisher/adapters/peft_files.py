@@ -12,9 +12,8 @@ import torch
 
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
-from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Carried, ModuleExtraction, ModuleFigures
+from publisher.records.extraction import ModuleExtraction, ModuleFigures, SavedModule
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -35,12 +34,12 @@ class Factors:
 
 
 def adapter_config(
-    variant: Variant,
     modules: Sequence[ModuleExtraction],
     *,
+    task_type: str,
     rank: int,
     base: Checkpoint,
-    carried: Sequence[Carried] = (),
+    carried: Sequence[SavedModule] = (),
 ) -> dict[str, object]:
     """adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
 
@@ -52,7 +51,7 @@ def adapter_config(
     tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
     return tied | {
         "peft_type": "LORA",
-        "task_type": variant.adapter.task_type,
+        "task_type": task_type,
         "base_model_name_or_path": base.name,
         "revision": base.revision if base.kind == "hub" else None,
         "r": rank,
@@ -83,7 +82,7 @@ def padded(module: Factors, rank: int) -> Factors:
     return Factors(b, a, module.figures)
 
 
-def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
+def carried_keys(carried: Sequence[SavedModule]) -> dict[str, str]:
     """Each key of the file for modules carried whole, and the tensor of the source that it holds."""
     return {
         f"{KEY_PREFIX}{holder}.{name.removeprefix(f'{module.module}.')}": name
