@@ -189,8 +189,9 @@ def _loose(text: str, field: str, *, node: yaml.Node | None) -> Iterator[_Loose]
 
 def _replacement(text: str, field: str, *, revision: _Field, repo: str, name: str) -> _Loose:
     start, end = _extent(text, revision)
-    quote = text[start] if text[start:end] and text[start] in "'\"" else ""
-    return _Loose(field, repo, name, start, end, before="" if text[start:end] else " ", quote=quote)
+    written = text[start:end]
+    quote = written[:1] if written.startswith(("'", '"')) else ""
+    return _Loose(field, repo, name, start, end, before="" if written else " ", quote=quote)
 
 
 def _insertion(text: str, field: str, *, repo: _Field, name: str) -> _Loose:
