@@ -378,8 +378,8 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
         return Extraction.read(evidence), True
     extraction = stage.extract(
         place.variant,
-        pair.source,
         base=pair.base,
+        tuned=pair.source,
         staged=place.staged,
         work=place.work(""),
         engine=engine,
