@@ -14,7 +14,7 @@ import pytest
 import torch
 from ray.cluster_utils import Cluster
 
-from publisher.engines import Begin, Finish, Job, Tell
+from publisher.engines import Begin, Finish, Job, Report
 from publisher.errors import ExtractionError, FetchError
 
 ROOT = Path(__file__).parents[1]
@@ -135,9 +135,9 @@ class Squares(Job[int, tuple[int, int]]):
         if unit == self.number:
             self._fail(before)
 
-        def finish(tell: Tell) -> tuple[int, int]:
+        def finish(report: Report) -> tuple[int, int]:
             time.sleep(self.pause)
-            tell(f"found {unit * unit}")
+            report(f"found {unit * unit}")
             return unit * unit, os.getpid()
 
         return finish

@@ -20,8 +20,7 @@ from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
-from publisher.extraction.comparison import Comparison
-from publisher.extraction.model_structure import compared
+from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
@@ -154,7 +153,13 @@ def comparison(case: _Case) -> str:
 
 def _compared(case: _Case) -> Comparison:
     with open_pair(base=case.base, tuned=case.source) as both:
-        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
+        return compare(
+            both,
+            case.variant.adapter,
+            model_class=case.variant.model_class,
+            engine=case.bench.engine,
+            progress=case.bench.progress,
+        )
 
 
 def extracted_again(case: _Case) -> str:
@@ -163,12 +168,12 @@ def extracted_again(case: _Case) -> str:
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
     again: dict[str, ModuleFigures] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
     with open_pair(base=case.base, tuned=case.source) as both:
         job = Extracting(both.snapshots, case.variant.adapter)
-        with case.bench.engine.run(job, map(both.tensors, modules), tell=tell) as results:
+        with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
     require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])

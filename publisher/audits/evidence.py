@@ -130,7 +130,7 @@ def recorded_config(adapter: Adapter) -> str:
     variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
     base = _pinned(variant, extraction.base)
     carried, rank = extraction.summary.carried, max(module.rank for module in modules)
-    expected = adapter_config(variant, modules, rank=rank, base=base, carried=carried)
+    expected = adapter_config(modules, task_type=variant.adapter.task_type, rank=rank, base=base, carried=carried)
     fields = sorted(found.keys() | expected.keys())
     require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
     return f"{len(fields)} fields, as manifest and modules give them"
@@ -354,7 +354,7 @@ def exported(adapter: Adapter) -> str:
     exports, config = extraction.settings.exports, read_json(_base_folder(adapter) / MODEL_CONFIG)
     if lacking := missing_package(exports):
         raise UncheckedError(f"the package {lacking} is not installed")
-    peft = peft_adapter(variant, extraction.modules, folder=adapter.folder, config=config)
+    peft = peft_adapter(variant.model_class, extraction.modules, folder=adapter.folder, config=config)
     require_none(export_problems(exports, adapter.folder, adapter=peft))
     return f"{', '.join(exports)}: the same B A in {len(extraction.modules)} modules, at scale 1"
 

@@ -35,7 +35,7 @@ class Limits:
     layer_replications: int = 2_000  # layers after layer_replication
     rank: int = 1_000_000  # of one module
     title_characters: int = 200  # the author's words on a card: each is one line
-    label_characters: int = 100  # of a variant; likewise the name of a test set
+    label_characters: int = 100  # of a variant, or of the name of a test set
     summary_characters: int = 1_000  # of the card's summary
     repository_files: int = 200_000  # entries, folders included, of one listing of a repository
     answer_bytes: int = 16 * 2**20  # of one answer of a server, downloads of files apart; a page of a listing is 1 MB

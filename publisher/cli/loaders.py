@@ -1,10 +1,11 @@
 """`publish compat`: the verdicts on staged adapters, or on any PEFT adapter in a folder; nothing is written.
 
-Refused are a command line that names neither or both, and a staged tree without adapter. Where a folder comes without
-its base, the base that adapter_config.json names is asked for its config.json alone.
+It refuses a command line that names neither or both, and a staged tree without an adapter. For a folder that comes
+without its base, only config.json of the base that adapter_config.json names is fetched. Begin with `judged`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +22,33 @@ from publisher.records.files import canonical_json
 from publisher.records.loaders import LoaderName, LoaderVerdict
 from publisher.records.progress import Progress
 
-Judged = Mapping[str, Sequence[LoaderVerdict]]
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdicts on each adapter, and the loaders that must take it.
+
+    Attributes:
+        verdicts: the loaders' verdicts, by the variant's label or the folder.
+        required: names of loaders that must take every adapter, besides PEFT.
+    """
+
+    verdicts: Mapping[str, Sequence[LoaderVerdict]]
+    required: tuple[str, ...]
+
+    @property
+    def complaints(self) -> list[str]:
+        """What must not be: a loader takes an adapter wrongly, or one that must take it does not."""
+        return [
+            f"{label} {'loads wrongly' if one.loads == 'wrongly' else 'does not load'} with {one.loader}"
+            for label, verdicts in self.verdicts.items()
+            for one in verdicts
+            if one.loads == "wrongly" or (one.loads != "yes" and one.loader in {"PEFT", *self.required})
+        ]
+
+    def to_json(self) -> str:
+        """Return canonical JSON: label by label, the verdicts as loaders.json has them."""
+        found = {label: [one.model_dump(mode="json") for one in each] for label, each in self.verdicts.items()}
+        return canonical_json(found)
 
 
 def judged(
@@ -31,18 +58,36 @@ def judged(
     variants: Sequence[str],
     dist: Path,
     base: Path | None,
+    required: tuple[str, ...],
     progress: Progress,
 ) -> Judged:
-    """The verdicts, by the variant's label or the folder.
+    """Return the verdicts of every loader on the staged adapters of a manifest, or on the adapter in a folder.
+
+    Args:
+        adapter: a folder with a PEFT adapter; or none.
+        manifest: the manifest whose staged adapters are judged, instead.
+        variants: paths of the variants to judge; empty for all.
+        dist: where the staged tree is.
+        base: for a folder: where the base's config.json is; the base that the adapter names where none is given.
+        required: names of loaders that must take every adapter, besides PEFT.
+        progress: told of each adapter.
+
+    Returns:
+        The verdicts, by the variant's label or the folder.
 
     Raises:
-        ManifestError: neither or both of folder and manifest are given, or the manifest has no such variant.
+        ManifestError: neither or both of folder and manifest are given, the manifest has no such variant, or no
+            loader of a required name is known.
         FetchError: there is no adapter, or no config.json of the base.
         ValidationError: transformers has no class for the base.
         HubError: the Hub cannot be reached for the base's config.json.
     """
     if (adapter is None) == (manifest is None):
         raise ManifestError("give an adapter's folder or --manifest M, one of the two")
+    known = get_args(LoaderName)
+    strange = [name for name in required if name not in known]
+    if strange:
+        raise ManifestError(f"--require {strange[0]}: no such loader", expected=f"one of {', '.join(known)}")
     subjects = _staged(manifest, variants, dist=dist) if manifest else {}
     if adapter is not None:
         subjects[str(adapter)] = _in_folder(adapter, base)
@@ -50,29 +95,7 @@ def judged(
     for label, subject in subjects.items():
         progress(f"trying loaders on {label}")
         found[label] = judge(subject)
-    return found
-
-
-def complaints(found: Judged, required: Sequence[str]) -> list[str]:
-    """Why the command fails: a loader that would take an adapter wrongly, or does not and is wanted. PEFT always is.
-
-    Raises:
-        ManifestError: no loader of that name is known.
-    """
-    known = get_args(LoaderName)
-    if strange := [name for name in required if name not in known]:
-        raise ManifestError(f"--require {strange[0]}: no such loader", expected=f"one of {', '.join(known)}")
-    return [
-        f"{label} {'loads wrongly' if one.loads == 'wrongly' else 'does not load'} with {one.loader}"
-        for label, verdicts in found.items()
-        for one in verdicts
-        if one.loads == "wrongly" or (one.loads != "yes" and one.loader in {"PEFT", *required})
-    ]
-
-
-def to_json(found: Judged) -> str:
-    """Label by label, the verdicts as loaders.json has them."""
-    return canonical_json({label: [one.model_dump(mode="json") for one in each] for label, each in found.items()})
+    return Judged(found, required)
 
 
 def _staged(manifest: Path, paths: Sequence[str], *, dist: Path) -> dict[str, Subject]:

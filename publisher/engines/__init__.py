@@ -2,7 +2,9 @@
 
 A stage hands over a job and its units and takes each result as it comes, in any order; to leave the block is to
 cancel what has not begun. A stage does not know which engine it has: a unit gives the same bytes wherever it is done,
-on machines that are alike in what `Machine` names. Refused is an engine whose package is not installed.
+on machines that are alike in what `Machine` names. An engine whose package is not installed is refused.
+
+Begin with `Job`, which every stage's unit of work is, and `Engine` below; then read `local`, and `ray_engine`.
 """
 
 import platform
@@ -24,11 +26,12 @@ from publisher.records.provenance import whole_code
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
-Tell = Callable[[str], None]
-"""Told of what is being done."""
-Finish = Callable[[Tell], Result]
+Report = Callable[[str], None]
+"""Called with what is being done, for the progress line."""
+Finish = Callable[[Report], Result]
+"""Does the work of a unit that was read, and returns its result."""
 Begin = Callable[[Unit], Finish[Result]]
-"""Reads what a unit needs, and gives the call that does its work."""
+"""Reads what a unit needs, and returns the call that does its work."""
 
 _PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
 
@@ -38,32 +41,38 @@ class Job(ABC, Generic[Unit, Result]):
 
     @property
     def standing(self) -> int:
-        """Bytes that it keeps in memory between units, such as a model. What has any is opened once by each worker."""
+        """Bytes that the job keeps in memory between units, such as a model.
+
+        A job that keeps any is opened once by each worker.
+        """
         return 0
 
     @property
     def gpus(self) -> float:
-        """How many GPUs it uses where there are any: half of one, so that one worker reads while one computes."""
+        """How many GPUs a unit uses where there are any.
+
+        It is half of one, so that one worker reads while another computes.
+        """
         return 0.5
 
     @abstractmethod
     def label(self, unit: Unit) -> str:
-        """What is being done to this unit, by name."""
+        """Return what is being done to this unit, by name, for the progress line."""
 
     @abstractmethod
     def memory(self, unit: Unit) -> int:
-        """Bytes that a unit takes at most, beside what stands."""
+        """Return how many bytes of memory a unit takes at most, beside `standing`."""
 
     @abstractmethod
     def opened(self, device: torch.device) -> AbstractContextManager[Begin[Unit, Result]]:
-        """What does the units one after the other, on this device, for as long as the block runs."""
+        """Open the job on this device, for as long as the block runs, and give what begins its units."""
 
     def packed(self) -> Self:
-        """The job with whatever another machine would not find, to be sent there."""
+        """Return the job with whatever another machine would not find, to be sent there."""
         return self
 
     def packed_unit(self, unit: Unit) -> Unit:
-        """The unit likewise."""
+        """Return the unit with whatever another machine would not find, to be sent there."""
         return unit
 
 
@@ -91,14 +100,22 @@ class Engine(Protocol):
 
     @property
     def machine(self) -> Machine:
-        """What each of the machines is that do the work."""
+        """What all machines that do the work are alike in."""
 
     def run(
-        self, job: Job[Unit, Result], units: Iterable[Unit], *, tell: Tell
+        self, job: Job[Unit, Result], units: Iterable[Unit], *, report: Report
     ) -> AbstractContextManager[Iterator[tuple[Unit, Result]]]:
-        """Each unit with its result as soon as there is one; what has not begun by the end of the block never does.
+        """Give each unit with its result as soon as there is one, for as long as the block runs.
 
-        Units are taken from the iterable as there is room for them, so that it may read them from a disk.
+        What has not begun by the end of the block never does.
+
+        Args:
+            job: what is done to each unit.
+            units: taken from the iterable as there is room for them, so that it may read them from a disk.
+            report: called with what is being done.
+
+        Returns:
+            A block that gives an iterator of units and results.
 
         Raises:
             PublisherError: what the job raises.
@@ -107,7 +124,7 @@ class Engine(Protocol):
 
 
 def this_machine(device: torch.device) -> Machine:
-    """This process, with that device."""
+    """Return what this process is, with that device."""
     return Machine(
         device=device_name(device),
         threads=torch.get_num_threads(),
@@ -124,7 +141,7 @@ def _packages() -> dict[str, str]:
 
 @contextmanager
 def engine_named(name: str, device: str) -> Iterator[Engine]:
-    """The engine that the command line names, ready for work.
+    """Open the engine that the command line names, for as long as the block runs.
 
     Args:
         name: `local`, `ray`, or `ray://HOST:PORT`.

@@ -1,4 +1,7 @@
-"""The device that the arithmetic runs on, and what it is called."""
+"""The device that the arithmetic runs on, and its name.
+
+A device that this machine does not have is refused.
+"""
 
 import torch
 
@@ -6,12 +9,12 @@ from publisher.errors import ManifestError
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or the accelerator's name."""
+    """Return `cpu`, or the accelerator's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device of this name; `auto` is the first accelerator, or the CPU.
+    """Return the device of this name; `auto` is the first accelerator, or the CPU.
 
     Raises:
         ManifestError: it cannot be used on this machine.

@@ -1,13 +1,14 @@
-"""Who does the units on a Ray cluster: tasks, or actors that stay.
+"""The workers that do the units on a Ray cluster: a task for each unit, or actors that stay.
 
-A crew knows which of its units are under way and what it costs to lose one. Ray's own retries are off: failures are
-counted where the results are taken.
+A crew knows which of its units are under way and replaces a worker that is lost. Ray's own retries are off: failures
+are counted where the results are taken (`ray_dispatch`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -31,61 +32,70 @@ class Needs:
     memory: int
 
 
-class Crew(Protocol):
+class Crew(ABC, Generic[Unit]):
     """Does units that it is given, as long as it has room for them."""
 
-    def opening(self) -> list[Reference]:
-        """Of workers that get ready, each to be told of by `opened`."""
+    def starting_workers(self) -> list[Reference]:
+        """Return the workers that are getting ready; `worker_started` is called when one of them is."""
+        return []
 
-    def opened(self, worker: Reference) -> None:
-        """A worker is ready, or raises what kept it from that; another takes its place then."""
+    def worker_started(self, worker: Reference) -> None:
+        """Take a worker that is ready, or raise what kept it from that and start another in its place.
 
+        Raises:
+            RayError: it could not start.
+        """
+        del worker  # of a crew whose workers need not get ready, none is waited for
+
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether a unit can be started."""
+        """Return whether a unit can be started."""
 
-    def start(self, unit: Any) -> Reference:
-        """Have it done; the reference of its result."""
+    @abstractmethod
+    def start(self, unit: Unit) -> Reference:
+        """Start a unit and return the reference of its result."""
 
-    def ended(self, result: Reference, error: RayError | None) -> None:
-        """That unit is done, or has failed."""
+    @abstractmethod
+    def unit_ended(self, result: Reference, error: RayError | None) -> None:
+        """Note that a unit is done, or has failed with this error."""
 
+    @abstractmethod
     def dismiss(self) -> None:
-        """Wait for nothing that is under way, and let go of all workers."""
+        """Release all workers, without waiting for what is under way."""
 
 
-class Tasks(Generic[Unit]):
-    """A task for each unit."""
+class Tasks(Crew[Unit]):
+    """A task of Ray for each unit."""
 
     def __init__(
         self, job: Job[Unit, Any], setting: Setting, *, needs: Callable[[Unit], Needs], slots: Callable[[], int]
     ) -> None:
-        """`needs` of a unit; `slots` is how many tasks the cluster can work on at once, as it is now."""
-        self._job, self._setting = ray.put(job.packed()), ray.put(setting)
-        self._of, self._needs, self._slots = job, needs, slots
+        """Send the job to the cluster.
+
+        Args:
+            job: what is done to each unit.
+            setting: what a worker must be.
+            needs: gives what a unit needs.
+            slots: gives how many tasks the cluster can work on at once, as it is now.
+        """
+        self._job, self._needs, self._slots = job, needs, slots
+        self._sent_job, self._sent_setting = ray.put(job.packed()), ray.put(setting)
         self._task = ray.remote(max_retries=0)(work_on)
         self._running: set[Reference] = set()
 
-    def opening(self) -> list[Reference]:
-        """No task has to get ready."""
-        return []
-
-    def opened(self, worker: Reference) -> None:
-        """No task has to get ready."""
-        del worker
-
     def has_room(self) -> bool:
-        """As many are under way as keep the cluster busy, and no more."""
+        """Return whether more tasks must be under way to keep the cluster busy."""
         return len(self._running) < max(_FEWEST, _SPARE * self._slots())
 
     def start(self, unit: Unit) -> Reference:
-        """Submit a task."""
-        task = self._task.options(name=self._of.label(unit), **asdict(self._needs(unit)))
-        result = task.remote(self._job, self._of.packed_unit(unit), self._setting)
+        """Submit a task for this unit."""
+        task = self._task.options(name=self._job.label(unit), **asdict(self._needs(unit)))
+        result = task.remote(self._sent_job, self._job.packed_unit(unit), self._sent_setting)
         self._running.add(result)
         return result
 
-    def ended(self, result: Reference, error: RayError | None) -> None:
-        """There is room for another."""
+    def unit_ended(self, result: Reference, error: RayError | None) -> None:
+        """Note that there is room for another task."""
         del error
         self._running.discard(result)
 
@@ -97,12 +107,20 @@ class Tasks(Generic[Unit]):
         self._running.clear()
 
 
-class Actors(Generic[Unit]):
+class Actors(Crew[Unit]):
     """Actors that open the job once and are then given one unit at a time; one that dies is replaced."""
 
     def __init__(self, job: Job[Unit, Any], setting: Setting, *, needs: Needs, number: int) -> None:
-        """So many of them."""
-        self._of, self._job, self._setting = job, ray.put(job.packed()), setting
+        """Start `number` actors, which then open the job.
+
+        Args:
+            job: what is done to each unit.
+            setting: what a worker must be.
+            needs: what an actor needs.
+            number: how many actors there are.
+        """
+        self._job, self._setting = job, setting
+        self._sent_job = ray.put(job.packed())
         self._actor = ray.remote(max_restarts=0, max_task_retries=0, **asdict(needs))(Worker)
         self._opening: dict[Reference, Any] = {}
         self._busy: dict[Reference, Any] = {}
@@ -110,12 +128,16 @@ class Actors(Generic[Unit]):
         for _ in range(number):
             self._hire()
 
-    def opening(self) -> list[Reference]:
-        """Those that have not opened the job yet."""
+    def starting_workers(self) -> list[Reference]:
+        """Return the actors that have not opened the job yet."""
         return list(self._opening)
 
-    def opened(self, worker: Reference) -> None:
-        """One that can be given units, or another is hired in its place."""
+    def worker_started(self, worker: Reference) -> None:
+        """Take an actor that has opened the job, or start another in its place.
+
+        Raises:
+            RayError: it could not open the job.
+        """
         actor = self._opening.pop(worker)
         try:
             ray.get(worker)
@@ -125,18 +147,18 @@ class Actors(Generic[Unit]):
         self._idle.append(actor)
 
     def has_room(self) -> bool:
-        """One of them has nothing to do."""
+        """Return whether an actor has nothing to do."""
         return bool(self._idle)
 
     def start(self, unit: Unit) -> Reference:
-        """Give it to one that has nothing to do."""
+        """Give the unit to an actor that has nothing to do."""
         actor = self._idle.pop()
-        result = actor.work.remote(self._of.packed_unit(unit))
+        result = actor.work.remote(self._job.packed_unit(unit))
         self._busy[result] = actor
         return result
 
-    def ended(self, result: Reference, error: RayError | None) -> None:
-        """The actor is free again; one that died is replaced."""
+    def unit_ended(self, result: Reference, error: RayError | None) -> None:
+        """Note that the actor is free again, or replace one that died."""
         actor = self._busy.pop(result)
         if error is None or isinstance(error, RayTaskError):  # the unit failed, the actor lives
             self._idle.append(actor)
@@ -144,7 +166,7 @@ class Actors(Generic[Unit]):
             self._replace(actor)
 
     def dismiss(self) -> None:
-        """End them all; those at rest leave nothing behind."""
+        """End all actors; those at rest leave nothing behind on their machines."""
         with suppress(RayError):
             ray.wait([actor.close.remote() for actor in self._idle] or [ray.put(None)], timeout=_CLOSING)
         for actor in (*self._opening.values(), *self._busy.values(), *self._idle):
@@ -152,7 +174,7 @@ class Actors(Generic[Unit]):
 
     def _hire(self) -> None:
         actor = self._actor.remote(self._setting)
-        self._opening[actor.open.remote(self._job)] = actor
+        self._opening[actor.open.remote(self._sent_job)] = actor
 
     def _replace(self, actor: Any) -> None:
         ray.kill(actor)

@@ -1,6 +1,6 @@
 """What runs on a worker of a Ray cluster: a unit in a task, or units one after the other in an actor.
 
-A worker that is not as it was told to be refuses to work: its results could differ in their last digits.
+A worker that is not like the first one refuses to work: its results could differ in their last digits.
 """
 
 import socket
@@ -13,15 +13,17 @@ import torch
 from publisher.engines import Begin, Job, Machine, this_machine
 from publisher.errors import EngineError
 
+_SHOWN = 12  # characters of a digest
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a worker is to be.
+    """What a worker must be.
 
     Attributes:
         device: `cpu` or `cuda`.
         threads: of torch, for one unit.
-        like: what it must equal; None of the first one, which is only looked at.
+        like: the machine that it must equal; None for the first worker, which is only looked at.
     """
 
     device: str
@@ -30,48 +32,64 @@ class Setting:
 
 
 def look_at(setting: Setting) -> Machine:
-    """What this worker is, once it is set up."""
+    """Set this worker up and return the machine that it is."""
     torch.set_num_threads(setting.threads)
     return this_machine(torch.device(setting.device))
 
 
 def work_on(job: Job[Any, Any], unit: Any, setting: Setting) -> Any:
-    """The result of one unit."""
+    """Run one unit, as a task of its own.
+
+    Args:
+        job: what is done to it.
+        unit: one of the job's units.
+        setting: what this worker must be.
+
+    Returns:
+        The result of the unit.
+
+    Raises:
+        EngineError: this worker is not like the first one.
+    """
     require_alike(setting)
     with job.opened(torch.device(setting.device)) as begin:
-        return begin(unit)(_unheard)
+        return begin(unit)(_no_report)
 
 
 class Worker:
     """An actor: opens a job once, and then does units of it."""
 
     def __init__(self, setting: Setting) -> None:
-        """Nothing is opened yet, so that an error in that is told as one."""
+        """Keep the setting; the job is opened by a call of its own, so that an error in that is reported as one."""
         self._setting = setting
         self._open = ExitStack()
         self._begin: Begin[Any, Any] | None = None
 
     def open(self, job: Job[Any, Any]) -> None:
-        """Get ready for units of this job."""
+        """Open the job, so that units can be done.
+
+        Raises:
+            EngineError: this worker is not like the first one.
+        """
         require_alike(self._setting)
         self._begin = self._open.enter_context(job.opened(torch.device(self._setting.device)))
 
     def work(self, unit: Any) -> Any:
-        """The result of one unit."""
+        """Run one unit and return its result."""
         if self._begin is None:
             raise ValueError("the job is not open")
-        return self._begin(unit)(_unheard)
+        return self._begin(unit)(_no_report)
 
     def close(self) -> None:
-        """Leave nothing behind on this machine."""
+        """Close the job, so that nothing is left behind on this machine."""
         self._open.close()
 
 
 def require_alike(setting: Setting) -> None:
-    """This worker, once it is set up, is like the first one.
+    """Set this worker up and raise an error unless it is like the first one.
 
     Raises:
-        EngineError: it is not, naming in what.
+        EngineError: it is not; the message says in what.
     """
     here = look_at(setting)
     if setting.like is not None and here != setting.like:
@@ -83,17 +101,15 @@ def require_alike(setting: Setting) -> None:
 
 
 def differences(first: Machine, other: Machine) -> str:
-    """In what they differ, with the versions of packages; empty where they do not."""
+    """Return in what two machines differ, with the versions of packages; empty where they do not."""
     pairs = {name: (value, asdict(other)[name]) for name, value in asdict(first).items() if name != "packages"}
     pairs |= {name: (version, other.packages.get(name)) for name, version in first.packages.items()}
-    unlike = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    return ", ".join(f"{name} {_short(ours)} and {_short(theirs)}" for name, (ours, theirs) in unlike.items())
+    return ", ".join(
+        f"{name} {str(ours)[:_SHOWN]} and {str(theirs)[:_SHOWN]}"
+        for name, (ours, theirs) in pairs.items()
+        if ours != theirs
+    )
 
 
-def _short(value: object) -> str:
-    """A digest by its beginning."""
-    return str(value)[:12]
-
-
-def _unheard(what: str) -> None:
-    """What a unit tells of itself does not cross the network."""
+def _no_report(what: str) -> None:
+    """Report nothing: what a unit says of its progress does not cross the network."""

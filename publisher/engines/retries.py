@@ -16,20 +16,20 @@ _PASSING = (EngineError, FetchError, HubError, NoRoomError)
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Counts them by unit and reason."""
+    """Counts failures by unit and reason."""
 
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, unit: str, error: BaseException) -> None:
-        """Take note of one.
+        """Count a failure, and raise an error if the run must end with it.
 
         Args:
             unit: its label.
-            error: what went wrong, not what a remote call made of it.
+            error: what went wrong on the worker, not what the remote call made of it.
 
         Raises:
             PublisherError: the error itself, where it says something about the unit.
-            EngineError: it is the third for this reason.
+            EngineError: it is the third failure of this unit for this reason.
         """
         if isinstance(error, PublisherError) and not isinstance(error, _PASSING):
             raise error
@@ -43,6 +43,6 @@ class Failures:
 
 
 def reason_of(error: BaseException) -> str:
-    """The kind of an error and its first line, without what differs from one machine to the next."""
+    """Return the kind of an error and its first line, without what differs from one machine to the next."""
     text = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {text}".rstrip(": ")

@@ -19,7 +19,7 @@ from publisher.adapters.residual import Residual, residual_of
 from publisher.checkpoints import fp8, fp8_reader
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import TensorPair, readers_of
-from publisher.engines import Begin, Finish, Tell
+from publisher.engines import Begin, Finish, Report
 from publisher.errors import ExtractionError, counted
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
@@ -46,46 +46,52 @@ class Extracting(PairJob[TensorPair, Factors]):
     settings: AdapterSettings
 
     def label(self, unit: TensorPair) -> str:
-        """By its name."""
+        """Return the progress label of a weight."""
         return f"extracting {unit.name}"
 
     def memory(self, unit: TensorPair) -> int:
-        """By its size."""
+        """Return the bytes that extracting a weight takes."""
         return room_for(unit.tuned.shape, self.settings)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, Factors]]:
-        """The arithmetic is done on that device."""
-        yield lambda pair: self._read(pair, device)
+        """Return what extracts weights, with the arithmetic on that device."""
+        yield partial(self._read, device=device)
 
-    def _read(self, pair: TensorPair, device: torch.device) -> Finish[Factors]:
-        """With the steps of their stored values, of both sides together, where these are in FP8."""
+    def _read(self, pair: TensorPair, *, device: torch.device) -> Finish[Factors]:
+        """Read both weights, and the steps of their stored values where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
             base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
+        return partial(self._extract, _Weights(pair.name, base, tuned, steps), device)
 
-        def finish(tell: Tell) -> Factors:
-            return extract_module(
-                pair.name,
-                base=base.to(device),
-                tuned=tuned.to(device),
-                settings=self.settings,
-                steps=None if steps is None else steps.to(device),
-                on_iteration=partial(_report_iteration, tell, self.label(pair)),
-            )
+    def _extract(self, weights: "_Weights", device: torch.device, report: Report) -> Factors:
+        label = f"extracting {weights.name}"
+        return extract_module(
+            weights.name,
+            base=weights.base.to(device),
+            tuned=weights.tuned.to(device),
+            settings=self.settings,
+            steps=None if weights.steps is None else weights.steps.to(device),
+            on_iteration=lambda iteration, share: report(f"{label}: {share:.3%} exact after {iteration} iterations"),
+        )
 
-        return finish
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A weight on both sides, and the steps of a quantisation, in main memory."""
+
+    name: str
+    base: Tensor
+    tuned: Tensor
+    steps: Tensor | None
 
 
 def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
-    """Bytes of memory that extracting a weight of this shape takes, beside the process."""
+    """Return the bytes of memory that extracting a weight of this shape takes, beside the process."""
     each = _TO_RANK if isinstance(settings.rank, int) else _TO_ANY_RANK
     each = max(each, _EXACTLY) if settings.method == "exact" else each
     return _AT_LEAST + each * math.prod(shape)
-
-
-def _report_iteration(tell: Tell, label: str, iteration: int, share: float) -> None:  # noqa: PLR0917 - bound in front
-    tell(f"{label}: {share:.3%} exact after {iteration} iterations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,9 @@ def _recovered(
     )
     residual = None
     if settings.residual:
-        residual = residual_of(weight.base, weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic).cpu()
+        residual = residual_of(
+            base=weight.base, tuned=weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic
+        ).cpu()
     recovery = ExactRecovery(
         arithmetic=exact.arithmetic,
         told_apart=exact.told_apart,
@@ -173,7 +181,7 @@ def _recovered(
 
 
 def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigures:
-    """Return the figures; `norm` is the Frobenius norm of the delta."""
+    """Return the figures of a module; `norm` is the Frobenius norm of its delta."""
     rows, columns = weight.tuned.shape
     elements = weight.tuned.numel()
     svd, noise = found.svd, weight.noise

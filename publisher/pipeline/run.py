@@ -21,7 +21,6 @@ from publisher.errors import FetchError, ManifestError, PushError, VerificationE
 from publisher.hub.client import THE_HUB, embedded
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Reference, RequestSet, Variant
-from publisher.pipeline.lock import locked
 from publisher.pipeline.markers import lapse_of, mark, unproven
 from publisher.pipeline.stages.push import Target, preflight, push
 from publisher.records.checkpoint import Snapshot
@@ -39,6 +38,7 @@ from publisher.records.filenames import (
 )
 from publisher.records.files import digest_of, room_in, sha256_of, write_text
 from publisher.records.loaders import Loaders, LoaderVerdict
+from publisher.records.lock import locked
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Progress
 from publisher.records.provenance import code_digest
@@ -378,8 +378,8 @@ def _extraction(place: _Place, pair: _Pair, *, engine: "Engine", progress: Progr
         return Extraction.read(evidence), True
     extraction = stage.extract(
         place.variant,
-        pair.source,
         base=pair.base,
+        tuned=pair.source,
         staged=place.staged,
         work=place.work(""),
         engine=engine,

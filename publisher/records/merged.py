@@ -7,13 +7,14 @@ class Merged(Record):
     """The checkpoint that was written; the document that `--json` prints.
 
     Attributes:
-        folder: where it is.
-        shards: files of weights.
-        size: bytes of them.
+        folder: the folder that holds the checkpoint.
+        shards: how many files of weights there are.
+        size: bytes of these files.
         linears: weights with the adapter in them.
         carried: modules replaced whole.
         released: all adapted weights are the released ones in every bit, as extraction.json has it.
-        share: of the adapted weights' elements that are, likewise; none where they are in FP8 or float32.
+        share: share of the adapted weights' elements that are the released ones in every bit; None where they are in
+            FP8 or float32.
         left_out: tensors in which the release differs from the base and this checkpoint does not.
     """
 

@@ -15,7 +15,7 @@ class Agreement(Record):
     Attributes:
         questions: those that both answered; every figure here is over these.
         answers_changed: questions whose most probable option is another one; the first of several equal ones counts.
-        answers_changed_share: of `questions`.
+        answers_changed_share: their share of `questions`.
         ties: questions where a model's most probable option has an equal beside it.
         max_kl: largest KL(reference || candidate).
         mean_kl: its mean.
@@ -71,7 +71,8 @@ class Accuracy(Record):
         reference: share that the reference has right.
         candidate: share that the candidate has right.
         difference: candidate minus reference.
-        interval: of the difference (Agresti and Min: Wald after half a question is added to each of four cells).
+        interval: confidence interval of the difference (Agresti and Min: Wald after half a question is added to each of
+            four cells).
         p_value: McNemar's exact test, two-sided, of as many flips in one direction as in the other.
         right_to_wrong: answers that the candidate alone has wrong.
         wrong_to_right: answers that the candidate alone has right.
@@ -106,11 +107,11 @@ class Gold(Accuracy):
     """The comparison by right answers.
 
     Attributes:
-        confidence: of every interval here.
+        confidence: confidence level of every interval here.
         near_tie: two answers less than this apart in probability are nearly a tie.
-        mean_difference: of the benchmarks' accuracy differences, each benchmark counting alike.
-        reference_calibration: of the reference, over all questions.
-        candidate_calibration: likewise.
+        mean_difference: mean of the benchmarks' accuracy differences, each benchmark counting alike.
+        reference_calibration: calibration of the reference, over all questions.
+        candidate_calibration: calibration of the candidate, over the same questions.
         benchmarks: by name; empty where the requests name none.
     """
 

@@ -294,7 +294,7 @@ def test_what_a_library_prints_does_not_reach_the_document(
         print("loading ...")  # noqa: T201 - as libraries do
         raise KeyError("x")
 
-    monkeypatch.setattr("publisher.pipeline.run.run", talkative)
+    monkeypatch.setattr("publisher.api.runs.run_stages", talkative)
     found = told("--manifest", str(own_tiny_run / "m.yaml"), "--json")
     assert set(json.loads(found.out)) == {"error"}
     assert "loading ..." in found.err
@@ -317,7 +317,7 @@ def test_an_interruption_is_a_document_too(own_tiny_run: Path, told: Any, monkey
     def leave(code: int) -> None:
         raise EndedError(str(code))
 
-    monkeypatch.setattr("publisher.pipeline.run.run", interrupted)
+    monkeypatch.setattr("publisher.api.runs.run_stages", interrupted)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(EndedError, match="130"):
         told("--manifest", str(own_tiny_run / "m.yaml"), "--json")

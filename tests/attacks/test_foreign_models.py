@@ -53,8 +53,10 @@ def checks(folder: Path) -> dict[str, Check]:
 
 
 def verdicts(folder: Path) -> dict[str, LoaderVerdict]:
-    told = judged(adapter=folder, manifest=None, variants=(), dist=Path("dist"), base=None, progress=silent)
-    return {one.loader: one for each in told.values() for one in each}
+    found = judged(
+        adapter=folder, manifest=None, variants=(), dist=Path("dist"), base=None, required=(), progress=silent
+    )
+    return {one.loader: one for each in found.verdicts.values() for one in each}
 
 
 def published(name: str, adapter: Path) -> Answer:

@@ -110,7 +110,7 @@ class Pair:
         self.settings = settings
         places = {"staged": self.staged, "work": self.folder / "work"}
         sides = self._snapshots()
-        return extract(self.variant, sides[0], base=sides[1], **places, engine=Local(CPU), progress=silent)
+        return extract(self.variant, base=sides[1], tuned=sides[0], **places, engine=Local(CPU), progress=silent)
 
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""

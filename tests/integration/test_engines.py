@@ -41,7 +41,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def squared(engine: Engine, job: Squares, units: "list[int] | range") -> dict[int, int]:
-    with engine.run(job, units, tell=unheard) as results:
+    with engine.run(job, units, report=unheard) as results:
         return {unit: result[0] for unit, result in results}
 
 
@@ -89,7 +89,7 @@ def test_units_are_taken_as_there_is_room_for_them(engine: Engine, tmp_path: Pat
             taken += 1
             yield unit
 
-    with engine.run(Squares(tmp_path), units(), tell=unheard) as results:
+    with engine.run(Squares(tmp_path), units(), report=unheard) as results:
         for done, _ in enumerate(results, start=1):
             assert taken <= done + 9, "no more than eight are under way, and one is at hand"
             if done == 50:
@@ -99,13 +99,13 @@ def test_units_are_taken_as_there_is_room_for_them(engine: Engine, tmp_path: Pat
 
 def test_what_is_being_done_is_told(engine: Engine, tmp_path: Path) -> None:
     told: list[str] = []
-    with engine.run(Squares(tmp_path), range(3), tell=told.append) as results:
+    with engine.run(Squares(tmp_path), range(3), report=told.append) as results:
         assert len(list(results)) == 3
     assert any(what.startswith("squaring 0") for what in told)
 
 
 def test_to_leave_the_block_is_to_cancel_the_rest(engine: Engine, tmp_path: Path) -> None:
-    with engine.run(Squares(tmp_path), range(1000), tell=unheard) as results:
+    with engine.run(Squares(tmp_path), range(1000), report=unheard) as results:
         next(results)
     assert squared(engine, Squares(tmp_path), [5]) == {5: 25}, "the engine goes on"
     assert left(tmp_path, "tried") < 30
@@ -122,7 +122,7 @@ def test_both_engines_say_that_they_are_the_same_machine(ray_engine: OnRay) -> N
 
 @pytest.mark.ray
 def test_units_are_done_in_processes_of_their_own(ray_engine: OnRay, tmp_path: Path) -> None:
-    with ray_engine.run(Squares(tmp_path), range(40), tell=unheard) as results:
+    with ray_engine.run(Squares(tmp_path), range(40), report=unheard) as results:
         processes = {process for _, (_, process) in results}
     assert os.getpid() not in processes
     assert 1 <= len(processes) <= 2, "as many as there are workers; on a busy machine one may do them all"
@@ -132,7 +132,7 @@ def test_units_are_done_in_processes_of_their_own(ray_engine: OnRay, tmp_path: P
 def test_a_job_with_something_standing_is_opened_once_by_each_worker_and_closed(
     ray_engine: OnRay, tmp_path: Path
 ) -> None:
-    with ray_engine.run(Squares(tmp_path, standing_=1), range(40), tell=unheard) as results:
+    with ray_engine.run(Squares(tmp_path, standing_=1), range(40), report=unheard) as results:
         processes = {process for _, (_, process) in results}
     assert len(processes) <= left(tmp_path, "opened") == left(tmp_path, "closed") <= 2
 
@@ -171,7 +171,7 @@ def test_a_unit_that_fails_three_times_for_one_reason_ends_the_run_by_its_name(
 
 @pytest.mark.ray
 def test_a_worker_that_is_not_as_the_first_is_refused_by_what_differs(ray_engine: OnRay, tmp_path: Path) -> None:
-    other = OnRay("cpu", of="ray")
+    other = OnRay("cpu", address="ray")
     packages = {**ray_engine.machine.packages, "torch": "2.0.0"}
     other._firsts[False] = replace(ray_engine.machine, packages=packages)  # as if the first had been so
     with pytest.raises(EngineError, match=r"squaring 0 failed 3 times: the worker on .* torch 2\.0\.0 and 2\."):
@@ -197,7 +197,7 @@ def test_a_device_of_this_machine_is_not_one_of_the_cluster() -> None:
 @pytest.mark.usefixtures("ray_engine")
 def test_a_gpu_is_asked_for_where_the_cluster_has_none() -> None:
     with pytest.raises(EngineError, match="no machine of the cluster --engine ray has a GPU"):
-        OnRay("cuda", of="ray")
+        OnRay("cuda", address="ray")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "host.invalid:6379"])

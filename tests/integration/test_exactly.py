@@ -17,8 +17,8 @@ from torch import Tensor
 
 from publisher.adapters.loading import quiet
 from publisher.audits import audit
-from publisher.cli.merge import Request, merge
 from publisher.errors import ExtractionError, FetchError
+from publisher.pipeline.merge import Request, merge
 from publisher.pipeline.run import Run, run
 from publisher.records.extraction import Extraction
 from publisher.records.progress import silent

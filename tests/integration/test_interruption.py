@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 
 from publisher.errors import BusyError, NoRoomError, PublisherError
-from publisher.pipeline.lock import locked
 from publisher.pipeline.run import Run, run
+from publisher.records.lock import locked
 from publisher.records.progress import silent
 from tests.forks import forks, publish_apart
 

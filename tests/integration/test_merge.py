@@ -18,8 +18,8 @@ from torch import Tensor
 from publisher.adapters.loading import quiet
 from publisher.checkpoints import fp8
 from publisher.cli import app as cli
-from publisher.cli.merge import Request, merge
 from publisher.errors import ManifestError, MergeError, NoRoomError
+from publisher.pipeline.merge import Request, merge
 from publisher.pipeline.run import Run, run
 from publisher.records.merged import Merged
 from publisher.records.progress import silent

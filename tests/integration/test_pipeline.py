@@ -380,7 +380,10 @@ def test_verbose_adds_the_traceback() -> None:
     ("arguments", "words"),
     [
         (["--manifest", "none.yaml", "--dry-run"], "none.yaml: no such file"),
-        (["--manifest", "demo.yaml", "--from", "card", "--until", "extract"], "--from card comes after --until"),
+        (
+            ["--manifest", "demo.yaml", "--from", "card", "--until", "extract"],
+            "the first stage, card, comes after",
+        ),
         (["--manifest", "demo.yaml", "--from", "verify-all"], "'verify-all' is not one of"),
         (["--manifest", "demo.yaml", "--dry-run", "--device", "quantum"], "--device quantum cannot be used here"),
         (["--manifest", "demo.yaml", "--dry-run", "--variant", "x"], "no variant at x/"),

@@ -16,7 +16,7 @@ from publisher.checkpoints import streaming
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
-from publisher.extraction import comparison
+from publisher.extraction import delta_norms, tensor_bytes
 from publisher.hub import client as hub
 from publisher.hub import streaming as hub_streaming
 from publisher.hub.local import Fault, LocalHub
@@ -27,6 +27,7 @@ from publisher.records.checkpoint import Snapshot
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from tests.inputs.pairs import quantise, say_fp8
+from tests.models import add_update, small_llama
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")
 LARGEST_PAIR = 2 * 2 * 128 * 256  # bytes of the largest linear, bf16, in source and base
@@ -50,22 +51,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`source` and `base`, a Llama of three layers in shards, of which the first layer's are equal."""
     folder = tmp_path_factory.mktemp("pair")
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
-    )
-    model = transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    model = small_llama(sizes, seed=3)
     model.save_pretrained(folder / "base", max_shard_size="200KB")
-    model.load_state_dict({name: _tuned(name, weight) for name, weight in model.state_dict().items()})
+    add_update(model, rf"({'|'.join(TUNED_LAYERS)}).*proj$", rank=4, scale=0.02)
     model.save_pretrained(folder / "source", max_shard_size="200KB")
     return folder
-
-
-def _tuned(name: str, weight: torch.Tensor) -> torch.Tensor:
-    if not name.endswith("proj.weight") or not any(layer in name for layer in TUNED_LAYERS):
-        return weight
-    rows, columns = weight.shape
-    return (weight.float() + 0.02 * torch.randn(rows, 4) @ torch.randn(4, columns)).bfloat16()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +80,8 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(streaming, "_AHEAD", 40_000)
     monkeypatch.setattr(streaming, "_known", {})
-    monkeypatch.setattr(comparison, "_BLOCK", 5_000)
+    monkeypatch.setattr(tensor_bytes, "BLOCK", 5_000)
+    monkeypatch.setattr(delta_norms, "BLOCK", 5_000)
     monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
 
 

@@ -19,7 +19,7 @@ from publisher.checkpoints.files import (
 )
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.snapshots import headers_of
-from publisher.engines.io_threads import side_by_side
+from publisher.engines.io_threads import thread_pool
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
 from publisher.manifest.schema import Reference
@@ -213,7 +213,7 @@ def _digests(
     changed = [name for name, path in paths.items() if not _is_current(path, known) or (anew and path not in hashed)]
     total = Octets(sum(sizes.values()))
     read = total - sum(sizes[name] for name in changed)
-    with side_by_side(2) as threads:
+    with thread_pool(2) as threads:
         for name, hashing in [(name, threads.submit(_hashed, paths[name])) for name in changed]:
             progress(f"hashing {folder / name}", read, total)
             known[str(paths[name])] = hashing.result()

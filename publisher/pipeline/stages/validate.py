@@ -34,7 +34,7 @@ from publisher.adapters.residual import Residual
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
 from publisher.checkpoints.snapshots import headers_of
-from publisher.engines import Begin, Engine, Finish, Tell
+from publisher.engines import Begin, Engine, Finish, Report
 from publisher.errors import ValidationError, listed
 from publisher.extraction.pair_job import PairJob
 from publisher.extraction.summary import summary_problems
@@ -175,7 +175,7 @@ def require_numbers(
     """Base + BA against the source for every module, from the files; the largest difference from what is claimed."""
     found: dict[str, _Checked] = {}
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         progress(what, len(found), len(extraction.modules))
 
     with (
@@ -184,7 +184,7 @@ def require_numbers(
         _residuals(extraction, staged) as residuals,
     ):
         claims = (_claim(module, both, adapter=adapter, residuals=residuals) for module in extraction.modules)
-        with engine.run(Checking(both.snapshots), claims, tell=tell) as results:
+        with engine.run(Checking(both.snapshots), claims, report=report) as results:
             for claim, checked in results:
                 found[claim.module.name] = checked
         problems = [problem for module in extraction.modules for problem in found[module.name].problems]
@@ -244,8 +244,8 @@ class Checking(PairJob[Claim, _Checked]):
         with readers_of(self.snapshots, [claim.weights]) as readers:
             base, source = (reader.read(claim.weights.name) for reader in readers)
 
-        def finish(tell: Tell) -> _Checked:
-            del tell
+        def finish(report: Report) -> _Checked:
+            del report
             return _checked(claim, base.to(device), source=source.to(device))
 
         return finish

@@ -197,7 +197,7 @@ def _ask(session: _Session, model: Model, *, missing: Sequence[RequestBatch], lo
         session.progress(what, total - left, total)
 
     job = AnswerJob(model, session.settings, model_gpus=session.inputs.model_gpus)
-    with session.engine.run(job, missing, tell=report) as results:
+    with session.engine.run(job, missing, report=report) as results:
         for batch, answers in results:
             pairs = zip(answers, batch.requests, strict=True)
             logs[batch.file].add([one_for_each_question(*pair) for pair in pairs], number=batch.number)

@@ -1,0 +1,184 @@
+"""A base with an adapter merged into it, written as one complete checkpoint.
+
+The base's files are written one after the other: the same shards, index and headers. What the adapter changes is merged
+as the release was (`merging`), everything else is copied. Where there is a residual it is set, and the adapted weights
+are the released ones in every bit. The folder appears whole or not at all.
+
+It refuses a folder that holds something, a base without FP8 weights where they are to be quantised again, and a disk
+that is too small, before anything is written.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from publisher.adapters.merging import MergeInputs, replacements
+from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
+from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.reading import TensorReader
+from publisher.checkpoints.rewriting import RewrittenFile, rewritten
+from publisher.checkpoints.snapshots import headers_of, reader_of
+from publisher.errors import MergeError
+from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction
+from publisher.records.filenames import ADAPTER, CARD, RESIDUAL
+from publisher.records.files import canonical_json, flush, no_room, room_in, write_text
+from publisher.records.lock import locked
+from publisher.records.merged import Merged
+from publisher.records.progress import Progress
+
+_NOT_COPIED = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".ckpt"})
+_QUANTISATION = "quantization_config"
+
+
+@contextmanager
+def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iterator[MergeInputs]:
+    """Open base and adapter for a merge, for as long as the block runs.
+
+    Args:
+        extraction: of the adapter.
+        base: the very checkpoint that the adapter was made for.
+        staged: the folder of the adapter's files.
+
+    Yields:
+        What is merged.
+    """
+    headers, adapter = headers_of(base), file_headers(staged / ADAPTER)
+    if RESIDUAL in extraction.summary.written:
+        adapter |= file_headers(staged / RESIDUAL)
+    with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:
+        yield MergeInputs(extraction, headers, bases, adapter=adapter, adapter_reader=adapters)
+
+
+def require_free(out: Path) -> None:
+    """Raise an error if the folder of the new checkpoint holds something.
+
+    Raises:
+        MergeError: it is a file, or a folder that is not empty.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise MergeError(
+            f"{out} is there already, and what it holds is not touched",
+            expected="a folder that does not exist yet, or is empty",
+            next_step="name another one with --out",
+        )
+
+
+def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: bool, progress: Progress) -> Merged:
+    """Write base + adapter as a complete checkpoint.
+
+    Args:
+        inputs: what is merged.
+        base: the base's files on this machine, with those that go along: configuration, tokenizer, licence.
+        out: the folder that becomes the checkpoint.
+        again_fp8: quantise the weights again that the base has in FP8; without it they become bfloat16.
+        progress: told of each tensor.
+
+    Returns:
+        What the checkpoint is, and how near to the released one.
+
+    Raises:
+        MergeError: the base has no FP8 weights to quantise again, or no place for the adapter.
+        NoRoomError: the disk is too small.
+        BusyError: another merge writes to the same folder.
+    """
+    if again_fp8 and not any(header.scale for header in inputs.base.values()):
+        raise MergeError(
+            f"--fp8, and {base.checkpoint.short} is not in FP8 with block scales", next_step="leave --fp8 out"
+        )
+    replaced = replacements(inputs, again_fp8=again_fp8)
+    names = sorted({header.file.name for header in read_headers(base.folder).values()})
+    shards = {name: rewritten(base.folder / name, replaced) for name in names}
+    shards = {name: shard for name, shard in shards.items() if shard.pieces}
+    _write(shards, base.folder, out=out, progress=progress)
+    summary = inputs.extraction.summary
+    share = _restored_share(inputs, again_fp8=again_fp8)
+    return Merged(
+        folder=str(out),
+        shards=len(shards),
+        size=sum(shard.size for shard in shards.values()),
+        linears=summary.linears,
+        carried=len(summary.carried),
+        released=share == 1,
+        share=share,
+        left_out=tuple(tensor.name for tensor in summary.left_out),
+    )
+
+
+def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
+    """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
+    if again_fp8 or any(inputs.base[f"{module.name}.weight"].dtype == "F32" for module in inputs.extraction.modules):
+        return None
+    if inputs.sets_residual:
+        return 1.0
+    summary = inputs.extraction.summary
+    return summary.recovery.share if summary.recovery else summary.exact_share
+
+
+# --- the folder ---------------------------------------------------------------------------------------------
+
+
+def _write(shards: Mapping[str, RewrittenFile], base: Path, *, out: Path, progress: Progress) -> None:
+    """Write every file into a folder beside `out`, which takes its name when all of them are on disk."""
+    others = [file for file in sorted(base.iterdir()) if _is_copied(file)]
+    size = sum(shard.size for shard in shards.values()) + sum(file.stat().st_size for file in others)
+    with _becoming(out, size=size) as folder:
+        for file in others:
+            shutil.copyfile(file, folder / file.name)
+        _write_json(shards, base, folder=folder)
+        for name, shard in shards.items():
+            for done, tensor in enumerate(shard.write(folder / name)):
+                progress(f"writing {name}: {tensor}", done, len(shard.pieces))
+        read_headers(folder)
+        for file in folder.iterdir():
+            flush(file)
+        flush(folder)
+
+
+def _is_copied(file: Path) -> bool:
+    """Return whether a file goes along: no weights in another format, and no card, which says what the base is."""
+    return file.is_file() and file.suffix not in _NOT_COPIED and not file.name.startswith(".") and file.name != CARD
+
+
+def _write_json(shards: Mapping[str, RewrittenFile], base: Path, *, folder: Path) -> None:
+    """Write the index and config.json anew where the tensors are not those of before; otherwise they are copies."""
+    before = {name: header.dtype for name, header in read_headers(base).items()}
+    after = {name: shard_name for shard_name, shard in shards.items() for name in shard.pieces}
+    if after.keys() == before.keys():
+        return
+    config = read_config(base)
+    config.pop(_QUANTISATION, None)
+    write_text(folder / MODEL_CONFIG, canonical_json(config))
+    if (base / INDEX).is_file():
+        index = read_json(base / INDEX)
+        total = sum(shard.content for shard in shards.values())
+        metadata = index.get("metadata") or {}
+        found = index | {"metadata": metadata | {"total_size": total}, "weight_map": after}
+        write_text(folder / INDEX, canonical_json(found))
+
+
+@contextmanager
+def _becoming(out: Path, *, size: int) -> Iterator[Path]:
+    """Yield a new folder that takes the place of `out` when the block ends well, and vanishes when it does not.
+
+    What a merge that was killed had written is cleared away first.
+    """
+    place = out.resolve()
+    work = place.with_name(f".{place.name}.partial")
+    folder = work / "checkpoint"
+    with room_in(place.parent, name=place.name, size=size):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with locked(work):
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+                if size > shutil.disk_usage(place.parent).free:
+                    raise no_room(place.parent, name=place.name, size=size, reason="seen beforehand")
+                folder.mkdir()
+                yield folder
+                if place.is_dir():
+                    place.rmdir()  # empty
+                folder.rename(place)
+                flush(place.parent)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
