@@ -211,7 +211,9 @@ def _recovered(
     )
     residual = None
     if settings.residual:
-        residual = residual_of(weight.base, weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic).cpu()
+        residual = residual_of(
+            base=weight.base, tuned=weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic
+        ).cpu()
     recovery = ExactRecovery(
         arithmetic=exact.arithmetic,
         told_apart=exact.told_apart,

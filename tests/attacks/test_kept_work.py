@@ -15,10 +15,10 @@ from publisher.extraction.module_cache import ModuleCache
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
 from publisher.pipeline.run import Run, _Place, run
-from publisher.records.extraction import ModuleExtraction
 from publisher.records.progress import silent
 from publisher.records.sealed import kept_file
 from publisher.verification.answer_log import Answer, AnswerLog
+from tests.factories import module
 
 NAMES = {
     "upwards": "../../x",
@@ -47,26 +47,7 @@ BATCHES: list[list[list[Answer]]] = [
 
 
 def made(name: str, value: float = 1.0) -> Factors:
-    figures = ModuleExtraction(
-        name=name,
-        shape=(4, 3),
-        rank=1,
-        alpha=1,
-        method="exact svd",
-        fit_error=0.001,
-        relative_error=0.001,
-        rounding_floor=0.001,
-        expected_error=0.001,
-        ratio=1.0,
-        sigma_1=value,
-        sigma_r=value,
-        sigma_next=0.1,
-        noise_edge=0.1,
-        update_rms=0.01,
-        exact_share=0.5,
-        unchanged_share=0.5,
-        rank_at_least=False,
-    )
+    figures = module(name, rank=1, shape=(4, 3), sigma_1=value, sigma_r=value)
     return Factors(torch.full((4, 1), value), torch.full((1, 3), value), figures)
 
 

@@ -27,6 +27,7 @@ from publisher.records.checkpoint import Snapshot
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from tests.inputs.pairs import quantise, say_fp8
+from tests.models import add_update, small_llama
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")
 LARGEST_PAIR = 2 * 2 * 128 * 256  # bytes of the largest linear, bf16, in source and base
@@ -50,22 +51,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`source` and `base`, a Llama of three layers in shards, of which the first layer's are equal."""
     folder = tmp_path_factory.mktemp("pair")
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
-    )
-    model = transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    model = small_llama(sizes, seed=3)
     model.save_pretrained(folder / "base", max_shard_size="200KB")
-    model.load_state_dict({name: _tuned(name, weight) for name, weight in model.state_dict().items()})
+    add_update(model, rf"({'|'.join(TUNED_LAYERS)}).*proj$", rank=4, scale=0.02)
     model.save_pretrained(folder / "source", max_shard_size="200KB")
     return folder
-
-
-def _tuned(name: str, weight: torch.Tensor) -> torch.Tensor:
-    if not name.endswith("proj.weight") or not any(layer in name for layer in TUNED_LAYERS):
-        return weight
-    rows, columns = weight.shape
-    return (weight.float() + 0.02 * torch.randn(rows, 4) @ torch.randn(4, columns)).bfloat16()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import torch
 
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
-from publisher.adapters.residual import planned
+from publisher.adapters.residual import planned_residuals
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.pairs import CheckpointPair, Sides, open_pair
@@ -246,7 +246,8 @@ class _Adapter:
         (staged / RESIDUAL).unlink(missing_ok=True)
         if self.settings.residual:
             header = self.both.headers.tuned[f"{self.modules[0].name}.weight"]
-            write_tensors(staged / RESIDUAL, planned(self.modules, self.cache.residual, dtype=torch_dtype(header)))
+            tensors = planned_residuals(self.modules, self.cache.residual, dtype=torch_dtype(header))
+            write_tensors(staged / RESIDUAL, tensors)
 
     def _whole(self, name: str) -> Planned:
         """Return a tensor of the tuned checkpoint that is read when it is written."""
