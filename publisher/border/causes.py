@@ -37,6 +37,11 @@ def explained(error: BaseException) -> PublisherError:
     return _by_origin(error)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that holds anything, else the name of its class."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _system(error: OSError) -> PublisherError:
     place = f"{error.filename}: " if error.filename else ""
     why = error.strerror or _one_line(error) or type(error).__name__
