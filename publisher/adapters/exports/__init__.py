@@ -25,7 +25,7 @@ _Problems = Callable[[Path, PeftAdapter], Iterator[str]]
 def require_exportable(
     exports: Sequence[str], model_class: str, *, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
 ) -> None:
-    """These formats can hold an adapter for these modules.
+    """Raise an error unless these formats can hold an adapter for these modules.
 
     Args:
         exports: `gguf`, `mlx`.
@@ -113,18 +113,30 @@ def peft_adapter(
 
     Returns:
         The adapter.
+
+    Raises:
+        FetchError: its file is missing or damaged.
     """
     names, rank = tuple(module.name for module in modules), max(module.alpha for module in modules)
     return PeftAdapter.read(folder, model_class, modules=names, rank=rank, config=config)
 
 
 def missing_package(exports: Iterable[str]) -> str:
-    """The package that reading these formats takes and that is not installed; empty where none is lacking."""
+    """Return the package that reading these formats takes and that is not installed; empty where none is lacking."""
     return "gguf" if "gguf" in exports and not has_package() else ""
 
 
 def export_problems(exports: Iterable[str], folder: Path, *, adapter: PeftAdapter) -> list[str]:
-    """What of these formats in `folder` is not the adapter."""
+    """Return what of the written formats is not the adapter.
+
+    Args:
+        exports: `gguf`, `mlx`.
+        folder: with the formats.
+        adapter: the PEFT adapter that they were made from.
+
+    Returns:
+        A line for each problem, which begins with the format.
+    """
     return [f"{export}: {line}" for export in exports for line in _PROBLEMS[export](folder, adapter)]
 
 
