@@ -225,7 +225,7 @@ def test_a_job_with_a_wrong_claim_fails_before_any_extraction(hub: LocalHub, com
 def test_the_workflows_own_commands_publish_and_tag(hub: LocalHub, released: Desk) -> None:
     outcome = json.loads((released.folder / "outcome.json").read_text())["push"]
     assert (outcome["result"], outcome["tag"]) == ("committed", "v1.2.0")
-    assert outcome["read_back"] == {"files": 7, "adapters": 1}
+    assert outcome["read_back"] == {"files": 8, "adapters": 1}
     assert outcome["commit"] == hub.repository(REPO).head("v1.2.0")
     assert titles(hub)[-2:] == [f"{TITLE} v1.2.0", "initial commit"]
 
