@@ -44,7 +44,14 @@ class Request:
 
 
 def merge(request: Request, progress: Progress) -> Merged:
-    """Write the checkpoint.
+    """Write base + adapter as one complete checkpoint.
+
+    Args:
+        request: what is merged, and where to.
+        progress: told of each piece of work.
+
+    Returns:
+        What the checkpoint is, and how near to the released one.
 
     Raises:
         ManifestError: the manifest has no such variant, or several and none was named.

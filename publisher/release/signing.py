@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from publisher.border.causes import first_line
 from publisher.border.installing import install_command
 from publisher.errors import HubError, PushError, SigningError, UncheckableSignatureError, listed
 from publisher.hub import client as hub
@@ -103,7 +104,7 @@ def _identity_token(signer: SigstoreSigner) -> str:
     try:
         token: str | None = detect_credential()
     except IdentityError as error:
-        raise SigningError(f"this job gets no identity to sign with: {_first_line(error)}", expected=_JOB) from None
+        raise SigningError(f"this job gets no identity to sign with: {first_line(error)}", expected=_JOB) from None
     if token is None:
         raise SigningError(
             "through Sigstore a CI job signs, and this is none",
@@ -255,7 +256,7 @@ def _sign(staged: Path, signer: Signer, *, names: Collection[str], means: Means)
             try:
                 config.use_sigstore_signer(identity_token=token).sign(staged, partial)
             except Exception as error:  # noqa: BLE001 - whatever its clients raise, it is not signed
-                raise SigningError(f"Sigstore did not sign: {_first_line(error)}", next_step="try again") from None
+                raise SigningError(f"Sigstore did not sign: {first_line(error)}", next_step="try again") from None
         verify(signer, staged, names=names, signature=partial)
 
 
@@ -285,7 +286,7 @@ def verify(signer: Signer, folder: Path, *, names: Collection[str], signature: P
             _require_none(
                 [f"{n} is not as it was signed" for n in sorted(signed) if sha256_of(folder / n) != signed[n]]
             )
-            raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {_first_line(error)}") from None
+            raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {first_line(error)}") from None
 
 
 def _besides(folder: Path, names: Collection[str]) -> Iterator[str]:
@@ -344,10 +345,6 @@ def _sigstore_verifier(config: "Verifying", signer: SigstoreSigner) -> "Verifyin
         return config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
     except Error as error:
         raise UncheckableSignatureError(
-            f"Sigstore's keys cannot be fetched, so its signature cannot be verified here: {_first_line(error)}",
+            f"Sigstore's keys cannot be fetched, so its signature cannot be verified here: {first_line(error)}",
             next_step="try again with access to the network",
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
