@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from publisher.border.safetensors_header import LORA_DTYPES
+from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.pairs import CheckpointPair
 from publisher.errors import ExtractionError, counted, listed
-from publisher.extraction.model_structure import Structure
+from publisher.extraction.model_structure import Structure, structure_of
 from publisher.extraction.modules_to_save import module_of
 from publisher.extraction.preflight import is_table, sizes
 
@@ -54,7 +56,34 @@ class Obstacle:
         return ExtractionError(f"{self.found}:\n{listed(lines)}\n", expected=self.expected, next_step=self.next_step)
 
 
-def obstacle_by_name(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> Obstacle | None:
+def judge(
+    changed: Sequence[str], saved: Collection[str], both: CheckpointPair, *, model_class: str
+) -> tuple[Structure | None, Obstacle | None]:
+    """Decide by names and shapes what stands in the way and, where those leave a doubt, by the model class.
+
+    Args:
+        changed: names of the tensors that are for a LoRA.
+        saved: the tensors of modules that are stored whole.
+        both: base and tuned; the base's folder has its config.json.
+        model_class: the manifest's.
+
+    Returns:
+        The structure of the class, where it was asked, and what stands in the way, if anything does.
+
+    Raises:
+        ValidationError: transformers has no such class, or it is not for this configuration.
+    """
+    headers, folder = both.headers.tuned, both.snapshots.base.folder
+    obstacle = _obstacle_by_name(changed, headers)
+    if obstacle is not None:
+        return None, obstacle
+    if not saved and not _in_doubt(changed, headers, config=read_config(folder), model_class=model_class):
+        return None, None
+    structure = structure_of(model_class, folder)
+    return structure, _obstacle_in_class(changed, saved, structure=structure, model_class=model_class)
+
+
+def _obstacle_by_name(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> Obstacle | None:
     """Return the changed tensors that are no linear weights by their names and shapes, if there are any."""
     stuck = tuple(name for name in changed if not is_linear_weight(name, headers[name]))
     if not stuck:
@@ -67,20 +96,10 @@ def obstacle_by_name(changed: Sequence[str], headers: Mapping[str, TensorHeader]
     )
 
 
-def obstacle_in_class(
+def _obstacle_in_class(
     changed: Sequence[str], saved: Collection[str], *, structure: Structure, model_class: str
 ) -> Obstacle | None:
-    """Return the changed tensors that are none of the class's own modules, or that PEFT refuses, if there are any.
-
-    Args:
-        changed: the linear weights that differ.
-        saved: the tensors of modules that are stored whole.
-        structure: of the class.
-        model_class: its name.
-
-    Returns:
-        The first obstacle, or None.
-    """
+    """Return the changed tensors that are none of the class's own modules, or that PEFT refuses, if there are any."""
     lost = (*_lost(changed, structure.linear | structure.transposed), *_lost(saved, structure.every))
     if lost:
         return Obstacle(
@@ -115,20 +134,10 @@ def is_linear_weight(name: str, header: TensorHeader) -> bool:
     return is_matrix and header.dtype in LORA_DTYPES and not is_table(name)
 
 
-def in_doubt(
+def _in_doubt(
     changed: Sequence[str], headers: Mapping[str, TensorHeader], *, config: Mapping[str, Any], model_class: str
 ) -> bool:
-    """Return whether names and shapes alone may mislead, so that the class has to be asked.
-
-    Args:
-        changed: the linear weights that differ.
-        headers: of all tensors of the merged fine-tune.
-        config: the base's config.json.
-        model_class: the manifest's.
-
-    Returns:
-        Whether there is a doubt.
-    """
+    """Return whether names and shapes alone may mislead, so that the class has to be asked."""
     architectures = config.get("architectures")
     is_other_class = isinstance(architectures, list) and model_class not in architectures
     has_experts = any(_EXPERT.search(name) for name in changed)

@@ -6,21 +6,20 @@ tensors out or carries them whole; each with one report that names them all.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from publisher.checkpoints.files import read_config
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted
-from publisher.extraction.adaptable import Obstacle, in_doubt, obstacle_by_name, obstacle_in_class
+from publisher.extraction.adaptable import Obstacle, judge
 from publisher.extraction.delta_norms import shares_of, squared_norms
-from publisher.extraction.model_structure import Structure, structure_of
-from publisher.extraction.modules_to_save import modules_to_save, named_by
-from publisher.extraction.preflight import layers_of, preflight
+from publisher.extraction.model_structure import Structure
+from publisher.extraction.modules_to_save import modules_to_save
+from publisher.extraction.preflight import layers_of, preflight, selected
 from publisher.extraction.tensor_bytes import different_tensors
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.extraction import DifferentTensor, SavedModule
@@ -96,11 +95,13 @@ def compare(
         ValidationError: transformers has no such class, or it is not for this configuration.
     """
     base, tuned = both.headers
-    mismatched = preflight(base=base, tuned=tuned, ignore=settings.ignore)
+    ignored = selected("ignore", settings.ignore, {*tuned, *base}, of="in either checkpoint")
+    carried = selected("carry", settings.carry, tuned.keys(), of="of the source")
+    mismatched = preflight(base=base, tuned=tuned, ignored=ignored)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
-    found = _sorted(different, both, settings)
-    structure, obstacle = _judged(found, both, model_class)
+    found = _sorted(different, both, ignored=ignored, carried=carried)
+    structure, obstacle = judge(found.changed, found.saved, both, model_class=model_class)
     if obstacle is not None:
         shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
         raise obstacle.error(tuned, shares)
@@ -122,15 +123,16 @@ def compare(
     )
 
 
-def _sorted(different: tuple[str, ...], both: CheckpointPair, settings: AdapterSettings) -> _Sorted:
+def _sorted(
+    different: tuple[str, ...], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
+) -> _Sorted:
     base, tuned = both.headers
-    ignored = tuple(name for name in different if named_by(name, settings.ignore))
-    kept = [name for name in different if name not in set(ignored)]
-    whole = modules_to_save(kept, base=base, tuned=tuned, carry=settings.carry)
+    kept = [name for name in different if name not in ignored]
+    whole = modules_to_save([name for name in kept if name in carried], base=base, tuned=tuned)
     saved = {name for tensors in whole.values() for name in tensors}
     changed = tuple(name for name in kept if name not in saved)
     _require_change(changed, different)
-    return _Sorted(different, ignored, whole, changed)
+    return _Sorted(different, tuple(name for name in different if name in ignored), whole, changed)
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
@@ -147,18 +149,6 @@ def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
         expected="a source whose linear weights differ from the base's",
         next_step=f"correct {where} in the manifest",
     )
-
-
-def _judged(found: _Sorted, both: CheckpointPair, model_class: str) -> tuple[Structure | None, Obstacle | None]:
-    """Return the structure of the class, where it had to be asked, and what stands in the way, if anything does."""
-    headers, folder = both.headers.tuned, both.snapshots.base.folder
-    obstacle = obstacle_by_name(found.changed, headers)
-    if obstacle is not None:
-        return None, obstacle
-    if not found.whole and not in_doubt(found.changed, headers, config=read_config(folder), model_class=model_class):
-        return None, None
-    structure = structure_of(model_class, folder)
-    return structure, obstacle_in_class(found.changed, found.saved, structure=structure, model_class=model_class)
 
 
 def _all_named(found: _Sorted, obstacle: Obstacle) -> list[str]:

@@ -5,7 +5,6 @@ beside further modules (Mamba's `A_log`): to replace its module would replace th
 a tensor that the other lacks, or has in another shape, is refused here: the base's could not take it in.
 """
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from publisher.checkpoints.headers import TensorHeader
@@ -13,29 +12,25 @@ from publisher.errors import ExtractionError, listed
 
 
 def modules_to_save(
-    different: Iterable[str],
+    chosen: Sequence[str],
     *,
     base: Mapping[str, TensorHeader],
     tuned: Mapping[str, TensorHeader],
-    carry: Sequence[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Find the modules with a tensor that differs and that `carry` names.
+    """Find the modules of the tensors that differ and that the manifest's `carry` selects.
 
     Args:
-        different: names of the tensors that differ.
+        chosen: names of these tensors.
         base: the base's headers, by tensor name.
         tuned: the headers of the merged fine-tune, by tensor name.
-        carry: the manifest's adapter.carry, names of tensors or patterns.
 
     Returns:
         The modules by name, sorted; with each, all its tensors.
 
     Raises:
-        ExtractionError: a pattern matches no tensor, or selects a parameter that PEFT cannot carry alone, or a tensor
-            of a module is not the same kind on both sides.
+        ExtractionError: a tensor is a parameter that PEFT cannot carry alone, or a tensor of a module is not the same
+            kind on both sides.
     """
-    require_matches("carry", carry, tuned, of="of the source")
-    chosen = [name for name in different if named_by(name, carry)]
     modules = {module_of(name) for name in chosen}
     _require_leaves(chosen, tuned)
     _require_on_both_sides(modules, base=base, tuned=tuned)
@@ -45,33 +40,6 @@ def modules_to_save(
 def module_of(name: str) -> str:
     """Return the module that this tensor is a parameter of."""
     return name.rpartition(".")[0]
-
-
-def named_by(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether the manifest's adapter.ignore or adapter.carry names this tensor."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def require_matches(field: str, patterns: Sequence[str], names: Iterable[str], *, of: str) -> None:
-    """Require that each pattern of a field of the manifest's `adapter` matches a tensor.
-
-    Args:
-        field: `ignore` or `carry`.
-        patterns: names of tensors or patterns.
-        names: the tensors that they may match.
-        of: whose tensors these are, for the message.
-
-    Raises:
-        ExtractionError: naming the patterns that match none.
-    """
-    every = list(names)
-    idle = [pattern for pattern in patterns if not fnmatch.filter(every, pattern)]
-    if idle:
-        raise ExtractionError(
-            f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
-            expected=f"names or patterns of tensors {of}",
-            next_step="correct or remove them in the manifest",
-        )
 
 
 def _require_leaves(chosen: Iterable[str], names: Iterable[str]) -> None:

@@ -1,17 +1,17 @@
 """What two headers tell before any byte is read: names, shapes and dtypes that do not match, and the layers.
 
-It refuses a pair whose tensors do not match, unless the manifest leaves those tensors out, with one report that names
-them all.
+It refuses patterns of the manifest that select nothing, and a pair whose tensors do not match, unless the manifest
+leaves those tensors out, with one report that names them all.
 """
 
+import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ExtractionError, counted, listed
-from publisher.extraction.modules_to_save import named_by, require_matches
 from publisher.records.extraction import DifferentTensor
 
 _RESIZE = (
@@ -20,8 +20,34 @@ _RESIZE = (
 )
 
 
+def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of: str) -> frozenset[str]:
+    """Return the tensors that a field of the manifest's `adapter` selects.
+
+    Args:
+        field: `ignore` or `carry`.
+        patterns: names of tensors, or patterns with `*`, `?` and `[...]`.
+        names: the tensors to select from.
+        of: whose tensors these are, for the message.
+
+    Returns:
+        The names that a pattern matches.
+
+    Raises:
+        ExtractionError: naming the patterns that match none.
+    """
+    matches = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
+    idle = [pattern for pattern, found in matches.items() if not found]
+    if idle:
+        raise ExtractionError(
+            f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
+            expected=f"names or patterns of tensors {of}",
+            next_step="correct or remove them in the manifest",
+        )
+    return frozenset().union(*matches.values())
+
+
 def preflight(
-    *, base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader], ignore: Sequence[str]
+    *, base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader], ignored: Collection[str]
 ) -> tuple[DifferentTensor, ...]:
     """Compare names, shapes and dtypes, and return the tensors that do not match and that the manifest leaves out.
 
@@ -31,7 +57,7 @@ def preflight(
     Args:
         base: the base's headers, by tensor name.
         tuned: the headers of the merged fine-tune, by tensor name.
-        ignore: the manifest's adapter.ignore, names or patterns.
+        ignored: the tensors that the manifest's adapter.ignore selects.
 
     Returns:
         The tensors left out, sorted by name, without a norm.
@@ -40,8 +66,7 @@ def preflight(
         ExtractionError: one report of everything that does not match.
     """
     problems = _problems(base, tuned)
-    require_matches("ignore", ignore, {*tuned, *base}, of="in either checkpoint")
-    open_problems = {name: what for name, what in problems.items() if not named_by(name, ignore)}
+    open_problems = {name: what for name, what in problems.items() if name not in ignored}
     if open_problems:
         raise ExtractionError(
             f"source and base do not match in {counted(len(open_problems), 'tensor')}:\n"

@@ -90,36 +90,36 @@ def test_weighing_counts_what_is_done(tmp_path: Path) -> None:
 
 
 def test_equal_headers_leave_nothing_out() -> None:
-    assert preflight(base=headers("a.weight", "b.weight"), tuned=headers("a.weight", "b.weight"), ignore=()) == ()
+    assert preflight(base=headers("a.weight", "b.weight"), tuned=headers("a.weight", "b.weight"), ignored=()) == ()
 
 
 def test_a_whole_family_in_the_base_alone_is_normal() -> None:
     base = headers("model.a.weight", "mtp.fc.weight", "mtp.norm.weight", "lm_head.weight")
-    assert preflight(base=base, tuned=headers("model.a.weight"), ignore=()) == ()
+    assert preflight(base=base, tuned=headers("model.a.weight"), ignored=()) == ()
 
 
 def test_one_missing_of_a_family_is_damage() -> None:
     with pytest.raises(ExtractionError, match=r"model\.b\.weight is in the base alone"):
-        preflight(base=headers("model.a.weight", "model.b.weight"), tuned=headers("model.a.weight"), ignore=())
+        preflight(base=headers("model.a.weight", "model.b.weight"), tuned=headers("model.a.weight"), ignored=())
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("BF16", "F32"), ("F16", "BF16"), ("F32", "F16")])
 def test_float_dtypes_may_differ(ours: str, theirs: str) -> None:
     tuned, base = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
-    assert preflight(base=base, tuned=tuned, ignore=()) == ()
+    assert preflight(base=base, tuned=tuned, ignored=()) == ()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("F8_E4M3", "BF16"), ("BF16", "I8"), ("I32", "I64")])
 def test_other_dtypes_may_not(ours: str, theirs: str) -> None:
     tuned, base = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
     with pytest.raises(ExtractionError, match=f"a.weight is {ours} in the source and {theirs} in the base"):
-        preflight(base=base, tuned=tuned, ignore=())
+        preflight(base=base, tuned=tuned, ignored=())
 
 
 def test_what_the_manifest_ignores_is_left_out_with_its_reason() -> None:
     source = {"a.weight": header(4, 4), "head.weight": header(2, 4), "new.weight": header(4, 4)}
     base = {"a.weight": header(4, 4), "head.weight": header(3, 4)}
-    left_out = preflight(base=base, tuned=source, ignore=("head.*", "new.weight"))
+    left_out = preflight(base=base, tuned=source, ignored={"head.weight", "new.weight"})
     assert [(tensor.name, tensor.reason) for tensor in left_out] == [
         ("head.weight", "is 2x4 in the source and 3x4 in the base"),
         ("new.weight", "is in the source alone"),
@@ -129,7 +129,7 @@ def test_what_the_manifest_ignores_is_left_out_with_its_reason() -> None:
 def test_a_long_report_gives_the_first_dozen_and_how_many_more() -> None:
     extra = [f"layers.{i:02d}.weight" for i in range(20)]
     with pytest.raises(ExtractionError) as raised:
-        preflight(base=headers("a.weight"), tuned=headers("a.weight", *extra), ignore=())
+        preflight(base=headers("a.weight"), tuned=headers("a.weight", *extra), ignored=())
     lines = str(raised.value).splitlines()
     assert lines[0] == "source and base do not match in 20 tensors:"
     assert lines[1:13] == [f"  {name} is in the source alone" for name in extra[:12]]

@@ -25,11 +25,10 @@ from publisher.checkpoints.files import read_config
 from publisher.checkpoints.pairs import CheckpointPair, Sides, open_pair
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.engines import Engine, Machine
-from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_low_rank, require_related, require_signal
 from publisher.extraction.comparison import Comparison, compare
-from publisher.extraction.module import Extracting
+from publisher.extraction.module import extract_modules
 from publisher.extraction.module_cache import ModuleCache, open_module_cache
 from publisher.extraction.preflight import ranges
 from publisher.extraction.summary import summarise
@@ -80,7 +79,7 @@ def extract(
         require_related(seen.changed, both.readers)
         cache = open_module_cache(work, _arithmetic_key(settings, both.snapshots, machine=engine.machine, tools=tools))
         _require_room(seen, settings, both, cache=cache)
-        figures = _extracted(seen.changed, settings, both, cache=cache, engine=engine, progress=progress)
+        figures = extract_modules(seen.changed, settings, both, cache=cache, engine=engine, progress=progress)
         require_signal(figures)
         require_low_rank(figures, found=not isinstance(settings.rank, int))
         progress("writing the adapter")
@@ -93,13 +92,28 @@ def extract(
         folder=staged,
         config=read_config(base.folder),
     )
+    extraction = _evidence(variant, adapter, seen, staged=staged, tools=tools, exports=exports)
+    extraction.write(staged / EXTRACTION)
+    return extraction
+
+
+def _evidence(
+    variant: Variant,
+    adapter: "_Adapter",
+    seen: Comparison,
+    *,
+    staged: Path,
+    tools: Tools,
+    exports: tuple[FileDigest, ...],
+) -> Extraction:
+    """Return the record of the adapter, whose files are all in `staged`."""
     residual = staged / RESIDUAL
-    extraction = Extraction(
+    return Extraction(
         path=variant.path,
         label=variant.label,
-        source=tuned.checkpoint,
-        base=base.checkpoint,
-        settings=Settings(**settings.model_dump(), model_class=variant.model_class),
+        source=adapter.both.snapshots.tuned.checkpoint,
+        base=adapter.both.snapshots.base.checkpoint,
+        settings=Settings(**adapter.settings.model_dump(), model_class=variant.model_class),
         tools=tools,
         summary=summarise(
             adapter.modules,
@@ -111,8 +125,6 @@ def extract(
         ),
         modules=adapter.modules,
     )
-    extraction.write(staged / EXTRACTION)
-    return extraction
 
 
 # --- what is refused before the arithmetic ------------------------------------------------------------------
@@ -178,36 +190,6 @@ def _arithmetic_key(settings: AdapterSettings, snapshots: Sides[Snapshot], *, ma
     arithmetic = settings.model_dump(include={"method", "rank", "dtype", "residual"})
     digits = [machine.threads, machine.capability]  # both move the last ones
     return digest_of([checkpoints, arithmetic, tools.code, tools.device, tools.packages, digits])
-
-
-def _extracted(
-    names: Sequence[str],
-    settings: AdapterSettings,
-    both: CheckpointPair,
-    *,
-    cache: ModuleCache,
-    engine: Engine,
-    progress: Progress,
-) -> tuple[ModuleFigures, ...]:
-    """Return the figures of every module, kept by an earlier run with the same inputs, or new.
-
-    New ones are kept as soon as they are done: while the next modules are computed, the one before is written.
-    """
-    found = {name: cache.figures(name.removesuffix(".weight")) for name in names}
-
-    def report(what: str) -> None:
-        progress(what, sum(map(bool, found.values())), len(found))
-
-    missing = [name for name in names if found[name] is None]
-    for name in missing:
-        if cache.has_files_of(name.removesuffix(".weight")):
-            progress(f"making {name} again: what was kept of it is not whole")
-    job = Extracting(both.snapshots, settings)
-    with WriteBehind() as writing, engine.run(job, map(both.tensors, missing), report=report) as results:
-        for pair, module in results:
-            writing.submit(cache.put, module)
-            found[pair.name] = module.figures
-    return tuple(figures for figures in found.values() if figures is not None)
 
 
 def _placed(figures: Sequence[ModuleFigures], seen: Comparison, *, layout: str) -> tuple[ModuleExtraction, ...]:
