@@ -44,7 +44,7 @@ def test_a_dry_run_lists_the_files_of_the_commit_and_publishes_nothing(models: P
     subprocess.run([sys.executable, "-m", "publisher", *new], cwd=Path.cwd(), check=True, capture_output=True)
     said = ran("dry_run", "pair.yaml")
     assert said.startswith("your-name/tuned-lora would get:\n")
-    listed = set(re.findall(r"^  new +(\S+)$", said, re.MULTILINE))
+    listed = set(re.findall(r"^  (?:added|not compared) +(\S+)$", said, re.MULTILINE))
     staged = {path.relative_to("dist/pair").as_posix() for path in Path("dist/pair").rglob("*") if path.is_file()}
     assert listed == staged
     assert {"README.md", "adapter_model.safetensors", "extraction.json"} <= listed
