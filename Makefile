@@ -29,6 +29,10 @@ test: $(VENV)/.ready
 test-long: $(VENV)/.ready
 	$(BIN)/python -m pytest $(BOTH) -m long
 
+# The same tests as make test, slower: which lines and branches they reach, and whether that is enough.
+coverage: $(VENV)/.ready
+	$(BIN)/python -m pytest $(BOTH) --cov --cov-report=term
+
 # Chromium too: on Debian, apt-get install chromium. Screenshots go to build/screenshots.
 test-browser: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/browser

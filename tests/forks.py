@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _IMPORTED = [
-    "publisher.auditing",
+    "publisher.audits",
     "publisher.loaders",
     "publisher.cli.loaders",
     "publisher.pipeline.run",
@@ -33,6 +34,7 @@ _IMPORTED = [
 @cache
 def forks() -> ForkServerContext:
     """Return the one server of the session, which forks a process for each that is asked for."""
+    assert all(find_spec(name) for name in _IMPORTED), "the server passes over what it cannot import"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     with pytest.MonkeyPatch.context() as patch:

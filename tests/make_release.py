@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from publisher import __version__
 from publisher.pipeline.run import Run, run
 from publisher.records.progress import silent
+from tests.models import small_llama
 from tests.words import write_tokenizer
 
 RELEASES = Path(__file__).parent / "releases"
@@ -97,22 +98,7 @@ card: {{template: lora_card.md.j2, title: tiny-{kind}, summary: One of 12 small 
 
 
 def _write_pair(name: str, *, kind: str, seed: int) -> None:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3 + seed,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.copy_((0.05 * torch.randn(parameter.shape)).bfloat16())
+    model = small_llama({"num_hidden_layers": 3 + seed, "max_position_embeddings": 64}, seed=seed, spread=0.05)
     model.save_pretrained(f"base{name}")
     _train(model, kind)
     model.save_pretrained(f"source{name}")

@@ -48,12 +48,12 @@ class AdapterLocation:
 
     @property
     def weights(self) -> Path:
-        """Its tensors' file."""
+        """The file of its tensors."""
         return self._file(ADAPTER)
 
     @property
     def config(self) -> Path:
-        """Its adapter_config.json."""
+        """The file of its configuration, adapter_config.json."""
         return self._file(ADAPTER_CONFIG)
 
     def _file(self, name: str) -> Path:
@@ -65,7 +65,16 @@ class AdapterLocation:
 def loading_problems(
     model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: AdapterLocation
 ) -> list[str]:
-    """What keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
+    """Return what keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
+
+    Args:
+        model_class: a class of transformers.
+        modules: that the adapter is for.
+        config: the folder with the base's config.json.
+        adapter: of any origin.
+
+    Returns:
+        A line for each problem.
 
     Raises:
         ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
@@ -78,7 +87,7 @@ def loading_problems(
 def load_on_config(
     model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: AdapterLocation
 ) -> tuple[Any | None, list[str]]:
-    """The adapted model without the base's weights, and what of the adapter did not get there.
+    """Load the adapter into the model without the base's weights.
 
     There is no model where the class lacks one of the modules. With low_cpu_mem_usage, a parameter that the file does
     not reach shows by staying on the meta device.
@@ -90,7 +99,8 @@ def load_on_config(
         adapter: at any scaling.
 
     Returns:
-        The adapted model, or None where the class lacks a module, and the problems.
+        The adapted model, or None where the class lacks a module; and a line for each tensor of the adapter that did
+        not get there.
 
     Raises:
         ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
@@ -111,14 +121,14 @@ def load_on_config(
 
 
 def _adapter_parameters(loaded: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """What PEFT put into the model, by the names that its file has for it; a shared weight under each of its names."""
+    """Yield what PEFT put into the model, by the names that its file has; a shared weight under each of its names."""
     for name, parameter in loaded.named_parameters(remove_duplicate=False):
         if ".lora_" in name or ".modules_to_save." in name:
             yield name.replace(".modules_to_save.", ".").replace(".default.", "."), parameter
 
 
 def class_named(name: str) -> Any:
-    """The model class of that name in transformers.
+    """Return the model class of that name in transformers.
 
     Raises:
         ValidationError: the installed transformers has none.
@@ -134,7 +144,13 @@ def class_named(name: str) -> Any:
 
 
 def empty_model(model_class: str, config: Any) -> Any:
-    """The model without weights. A class for another configuration would build another model, or fail in its depths."""
+    """Return the model without weights, on the meta device.
+
+    A class for another configuration would build another model, or fail deep inside.
+
+    Raises:
+        ValidationError: transformers has no such class, it is not for this configuration, or it cannot be built.
+    """
     found = class_named(model_class)
     if not isinstance(config, found.config_class):
         raise ValidationError(
@@ -239,6 +255,9 @@ def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -
         empty: the model has no weights; parameters that the file does not reach stay on the meta device, and those
             that it reaches keep the file's dtype.
 
+    Returns:
+        The adapted model, and a line for each complaint.
+
     Raises:
         FetchError: a file is missing or cannot be read.
         ValidationError: PEFT refuses it, or may not see it (`for_peft`).
@@ -290,9 +309,16 @@ def _no_downloads() -> Iterator[None]:
 
 
 def merged_by_peft(weight: torch.Tensor, *, b: torch.Tensor, a: torch.Tensor, safe: bool) -> torch.Tensor:
-    """What PEFT's own `merge_and_unload` makes of one weight (m, n) and its factors (m, r), (r, n), at a scaling of 1.
+    """Merge one weight by PEFT's own `merge_and_unload`, at a scaling of 1.
 
-    `safe`: with `safe_merge=True`, by which PEFT rounds the update to the weight's dtype before it is added.
+    Args:
+        weight: the base's weight (m, n).
+        b: factor (m, r).
+        a: factor (r, n).
+        safe: with `safe_merge=True`, by which PEFT rounds B A to the weight's dtype before it is added.
+
+    Returns:
+        The merged weight (m, n), in the dtype of `weight`.
     """
     rank = a.shape[0]
     alone = torch.nn.Sequential(torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
@@ -308,7 +334,10 @@ def merged_by_peft(weight: torch.Tensor, *, b: torch.Tensor, a: torch.Tensor, sa
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' bar, loading report and hints on speed: what matters of them is checked here."""
+    """Keep transformers' bar, loading report and hints on speed off the terminal for as long as the block runs.
+
+    What matters of them is checked here.
+    """
     level = transformers.logging.get_verbosity()
     bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)

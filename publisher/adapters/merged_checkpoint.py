@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from publisher.adapters.merging import Parts, replacements
+from publisher.adapters.merging import MergeInputs, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.reading import TensorReader
@@ -33,7 +33,7 @@ _QUANTISATION = "quantization_config"
 
 
 @contextmanager
-def opened_parts(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iterator[Parts]:
+def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iterator[MergeInputs]:
     """Open base and adapter for a merge, for as long as the block runs.
 
     Args:
@@ -48,7 +48,7 @@ def opened_parts(extraction: Extraction, base: Snapshot, *, staged: Path) -> Ite
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)
     with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:
-        yield Parts(extraction, headers, bases, adapter=adapter, adapters=adapters)
+        yield MergeInputs(extraction, headers, bases, adapter=adapter, adapter_reader=adapters)
 
 
 def require_free(out: Path) -> None:
@@ -65,11 +65,11 @@ def require_free(out: Path) -> None:
         )
 
 
-def write_merged(parts: Parts, base: Snapshot, *, out: Path, again_fp8: bool, progress: Progress) -> Merged:
+def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: bool, progress: Progress) -> Merged:
     """Write base + adapter as a complete checkpoint.
 
     Args:
-        parts: what is merged.
+        inputs: what is merged.
         base: the base's files on this machine, with those that go along: configuration, tokenizer, licence.
         out: the folder that becomes the checkpoint.
         again_fp8: quantise the weights again that the base has in FP8; without it they become bfloat16.
@@ -83,17 +83,17 @@ def write_merged(parts: Parts, base: Snapshot, *, out: Path, again_fp8: bool, pr
         NoRoomError: the disk is too small.
         BusyError: another merge writes to the same folder.
     """
-    if again_fp8 and not any(header.scale for header in parts.base.values()):
+    if again_fp8 and not any(header.scale for header in inputs.base.values()):
         raise MergeError(
             f"--fp8, and {base.checkpoint.short} is not in FP8 with block scales", next_step="leave --fp8 out"
         )
-    replaced = replacements(parts, again_fp8=again_fp8)
+    replaced = replacements(inputs, again_fp8=again_fp8)
     names = sorted({header.file.name for header in read_headers(base.folder).values()})
     shards = {name: rewritten(base.folder / name, replaced) for name in names}
     shards = {name: shard for name, shard in shards.items() if shard.pieces}
     _write(shards, base.folder, out=out, progress=progress)
-    summary = parts.extraction.summary
-    share = _restored_share(parts, again_fp8=again_fp8)
+    summary = inputs.extraction.summary
+    share = _restored_share(inputs, again_fp8=again_fp8)
     return Merged(
         folder=str(out),
         shards=len(shards),
@@ -106,13 +106,13 @@ def write_merged(parts: Parts, base: Snapshot, *, out: Path, again_fp8: bool, pr
     )
 
 
-def _restored_share(parts: Parts, *, again_fp8: bool) -> float | None:
+def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
     """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
-    if again_fp8 or any(parts.base[f"{module.name}.weight"].dtype == "F32" for module in parts.extraction.modules):
+    if again_fp8 or any(inputs.base[f"{module.name}.weight"].dtype == "F32" for module in inputs.extraction.modules):
         return None
-    if parts.sets_residual:
+    if inputs.sets_residual:
         return 1.0
-    summary = parts.extraction.summary
+    summary = inputs.extraction.summary
     return summary.recovery.share if summary.recovery else summary.exact_share
 
 

@@ -29,22 +29,22 @@ from publisher.records.filenames import RESIDUAL
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MergeInputs:
     """What is merged.
 
     Attributes:
         extraction: of the adapter.
         base: headers of the base, FP8 weights as they are read, dequantised.
-        bases: reads them.
+        base_reader: of the base's tensors.
         adapter: headers of the adapter's tensors and, where there is one, of the residual's.
-        adapters: reads those.
+        adapter_reader: of those tensors.
     """
 
     extraction: Extraction
     base: Mapping[str, TensorHeader]
-    bases: Reader
+    base_reader: Reader
     adapter: Mapping[str, TensorHeader]
-    adapters: Reader
+    adapter_reader: Reader
 
     @property
     def sets_residual(self) -> bool:
@@ -54,29 +54,29 @@ class Parts:
         return RESIDUAL in self.extraction.summary.written and found <= there and len(there) == 1
 
 
-def replacements(parts: Parts, *, again_fp8: bool) -> dict[str, Replacement | None]:
-    """What takes the place of the base's stored tensors, by their names; None for scales that go.
+def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replacement | None]:
+    """Return what takes the place of the base's stored tensors, by their names; None for scales that go.
 
     Args:
-        parts: what is merged.
+        inputs: what is merged.
         again_fp8: FP8 weights are quantised again; otherwise all of them become bf16.
 
     Raises:
         MergeError: naming each module that the base does not have.
     """
-    _require_places(parts)
-    found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(parts))
-    for module in parts.extraction.modules:
-        found |= _weight(parts, module, again_fp8=again_fp8)
-    for key, name in _carried(parts):
-        header = parts.base[name]
-        found[name] = Replacement(header.dtype, header.shape, partial(_whole, parts, key, torch_dtype(header)))
+    _require_places(inputs)
+    found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(inputs))
+    for module in inputs.extraction.modules:
+        found |= _weight(inputs, module, again_fp8=again_fp8)
+    for key, name in _whole_tensors(inputs):
+        header = inputs.base[name]
+        found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
     return found
 
 
-def _require_places(parts: Parts) -> None:
-    shapes = {f"{module.name}.weight": module.shape for module in parts.extraction.modules}
-    there = {name: parts.base[name] for name in shapes.keys() & parts.base.keys()}
+def _require_places(inputs: MergeInputs) -> None:
+    shapes = {f"{module.name}.weight": module.shape for module in inputs.extraction.modules}
+    there = {name: inputs.base[name] for name in shapes.keys() & inputs.base.keys()}
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
     problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
     problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in LORA_DTYPES]
@@ -88,18 +88,20 @@ def _require_places(parts: Parts) -> None:
         )
 
 
-def _dequantised(parts: Parts) -> Iterator[tuple[str, Replacement | None]]:
-    """Every FP8 weight in bf16, and no scales."""
-    for name, header in parts.base.items():
+def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
+    """Yield every FP8 weight in bf16, and None for its scales."""
+    for name, header in inputs.base.items():
         if header.scale is not None:
-            yield name, Replacement(header.dtype, header.shape, partial(parts.bases.read, name))
+            yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))
             yield header.scale.name, None
 
 
-def _weight(parts: Parts, module: ModuleExtraction, *, again_fp8: bool) -> Iterator[tuple[str, Replacement | None]]:
+def _weight(
+    inputs: MergeInputs, module: ModuleExtraction, *, again_fp8: bool
+) -> Iterator[tuple[str, Replacement | None]]:
     name = f"{module.name}.weight"
-    header = parts.base[name]
-    load = partial(merged_weight, parts, module)
+    header = inputs.base[name]
+    load = partial(merged_weight, inputs, module)
     if header.scale is None or not again_fp8:
         yield name, Replacement(header.dtype, header.shape, load)
         return
@@ -108,17 +110,17 @@ def _weight(parts: Parts, module: ModuleExtraction, *, again_fp8: bool) -> Itera
     yield header.scale.name, Replacement(scales.dtype, scales.shape, lambda: _quantised(load(), header.scale)[1])
 
 
-def merged_weight(parts: Parts, module: ModuleExtraction) -> torch.Tensor:
-    """The module's weight with the adapter in it, in the base's dtype, bf16 where that is FP8."""
-    weight = parts.bases.read(f"{module.name}.weight")
-    a, b = (parts.adapters.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
+def merged_weight(inputs: MergeInputs, module: ModuleExtraction) -> torch.Tensor:
+    """Return the module's weight with the adapter in it, in the base's dtype, or bf16 where that is FP8."""
+    weight = inputs.base_reader.read(f"{module.name}.weight")
+    a, b = (inputs.adapter_reader.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
     if module.transposed:
         a, b = b.T, a.T
     arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
     for rows in row_blocks(weight):
         weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
-    if parts.sets_residual and f"{module.name}.index" in parts.adapter:
-        index, value = (parts.adapters.read(f"{module.name}.{part}") for part in ("index", "value"))
+    if inputs.sets_residual and f"{module.name}.index" in inputs.adapter:
+        index, value = (inputs.adapter_reader.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)
     return weight
 
@@ -128,12 +130,12 @@ def _quantised(weight: torch.Tensor, scale: Scale | None) -> tuple[torch.Tensor,
     return fp8.quantise(weight, block, scales=dtype)
 
 
-def _carried(parts: Parts) -> Iterator[tuple[str, str]]:
-    """Keys of the adapter's whole tensors with the base's names; those of a tied module may not be stored."""
-    for key in carried_keys(parts.extraction.summary.carried):
-        if (name := key.removeprefix(KEY_PREFIX)) in parts.base:
+def _whole_tensors(inputs: MergeInputs) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the adapter's whole tensors with the base's names; a tied module may have none in the base."""
+    for key in carried_keys(inputs.extraction.summary.carried):
+        if (name := key.removeprefix(KEY_PREFIX)) in inputs.base:
             yield key, name
 
 
-def _whole(parts: Parts, key: str, dtype: torch.dtype) -> torch.Tensor:
-    return parts.adapters.read(key).to(dtype)
+def _whole(inputs: MergeInputs, key: str, dtype: torch.dtype) -> torch.Tensor:
+    return inputs.adapter_reader.read(key).to(dtype)

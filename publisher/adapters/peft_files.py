@@ -12,20 +12,23 @@ import torch
 
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
-from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Carried, ModuleExtraction, ModuleFigures
+from publisher.records.extraction import ModuleExtraction, ModuleFigures, SavedModule
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One finished module: B (m, r) and A (r, n) in the adapter's dtype, of the weight (m, n) as stored, and figures.
-
-    `residual`: what a merge leaves to be set, where the manifest asks for it.
+    """One finished module.
 
     A weight stored as (in, out) has its factors exchanged and transposed in the file: there, A is always (r, in).
+
+    Attributes:
+        b: B (m, r) in the adapter's dtype, of the weight (m, n) as stored.
+        a: A (r, n) in the adapter's dtype.
+        figures: what extraction.json says of the module.
+        residual: what a merge leaves to be set, where the manifest asks for it.
     """
 
     b: torch.Tensor
@@ -35,24 +38,34 @@ class Factors:
 
 
 def adapter_config(
-    variant: Variant,
     modules: Sequence[ModuleExtraction],
     *,
+    task_type: str,
     rank: int,
     base: Checkpoint,
-    carried: Sequence[Carried] = (),
+    carried: Sequence[SavedModule] = (),
 ) -> dict[str, object]:
-    """adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
+    """Return adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
 
-    `rank` is the adapter's `r`; with the layout `pattern`, narrower modules are named in rank_pattern and
-    alpha_pattern both, since one without the other would change their scale. PEFT follows a carried module's tie
-    to others, as of an embedding table to the head, where it is asked to.
+    With the layout `pattern`, narrower modules are named in rank_pattern and in alpha_pattern, since one without the
+    other would change their scale. Where a carried module is tied to others, as an embedding table to the head, PEFT
+    is asked to keep the tie.
+
+    Args:
+        modules: of the adapter.
+        task_type: PEFT's name of the task, such as `CAUSAL_LM`.
+        rank: the adapter's `r`.
+        base: that the adapter is for.
+        carried: the modules that the adapter holds whole, PEFT's modules_to_save.
+
+    Returns:
+        The fields by name.
     """
     narrow = {module.name: module.rank for module in modules if module.alpha != rank}
     tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
     return tied | {
         "peft_type": "LORA",
-        "task_type": variant.adapter.task_type,
+        "task_type": task_type,
         "base_model_name_or_path": base.name,
         "revision": base.revision if base.kind == "hub" else None,
         "r": rank,
@@ -76,15 +89,15 @@ def adapter_config(
 
 
 def padded(module: Factors, rank: int) -> Factors:
-    """The same product with `rank` columns: what is added is zero."""
+    """Return factors with `rank` columns and the same product: what is added is zero."""
     missing = rank - module.figures.rank
     b = torch.nn.functional.pad(module.b, (0, missing))
     a = torch.nn.functional.pad(module.a, (0, 0, 0, missing))
     return Factors(b, a, module.figures)
 
 
-def carried_keys(carried: Sequence[Carried]) -> dict[str, str]:
-    """Each key of the file for modules carried whole, and the tensor of the source that it holds."""
+def carried_keys(carried: Sequence[SavedModule]) -> dict[str, str]:
+    """Return each key of the file for modules carried whole, with the name of the tuned tensor that it holds."""
     return {
         f"{KEY_PREFIX}{holder}.{name.removeprefix(f'{module.module}.')}": name
         for module in carried
@@ -107,8 +120,11 @@ def write_adapter(
         path: the file.
         modules: the figures of all modules, each with the `alpha` it is padded to.
         dtype: of the factors.
-        load: the factors of one module; they are asked for when their turn to be written comes.
+        load: gives the factors of one module, when their turn to be written comes.
         carried: the tensors of `carried_keys`, by their keys.
+
+    Raises:
+        NoRoomError: the disk is full.
     """
     tensors = dict(carried)
     for module in modules:

@@ -33,41 +33,61 @@ class Residual:
     value: Tensor
 
     def cpu(self) -> "Residual":
-        """The same in main memory."""
+        """Return the residual in main memory."""
         return Residual(self.index.cpu(), self.value.cpu())
 
     def apply(self, merged_weight: Tensor) -> Tensor:
-        """The weight (m, n) with these elements set; a copy."""
+        """Return a copy of the merged weight (m, n) with these elements set."""
         whole = merged_weight.flatten().clone()
         whole[self.index] = self.value.to(whole)
         return whole.view(merged_weight.shape)
 
 
-def residual_of(base: Tensor, source: Tensor, *, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> Residual:
-    """What base (m, n) and factors (m, r), (r, n), merged in this way, leave to be set.
+def residual_of(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> Residual:
+    """Return what a merge of base and factors leaves to be set.
 
     Sums of r products in float32 differ between machines by a random walk of r roundings, each of a partial sum of at
     most |b_i| |a_j|: elements nearer to an edge than eps sqrt(r) |b_i| |a_j| are kept, whatever they give here.
+
+    Args:
+        base: the base's weight (m, n).
+        tuned: the tuned weight (m, n), bfloat16 or float16.
+        b: factor (m, r).
+        a: factor (r, n).
+        arithmetic: how the tuned weight was merged.
+
+    Returns:
+        The elements of `tuned` that the merge does not give for certain, on the device of `tuned`.
     """
-    goal, wide = intervals(base=base, tuned=source, arithmetic=arithmetic), a.float()
+    goal, wide = intervals(base=base, tuned=tuned, arithmetic=arithmetic), a.float()
     reach = torch.finfo(torch.float32).eps * math.sqrt(max(1, a.shape[0]))
     lengths = torch.linalg.vector_norm(wide, dim=0) * reach
     places = []
-    for rows in row_blocks(source):
+    for rows in row_blocks(tuned):
         factor = b[rows].float()
         product = factor @ wide
         sure = goal.half[rows] - torch.linalg.vector_norm(factor, dim=1, keepdim=True) * lengths
         inside = (product - goal.centre[rows]).abs_() < sure
-        same = merged(base=base[rows], product=product, dtype=source.dtype, arithmetic=arithmetic) == source[rows]
-        places.append((~(inside & same)).flatten().nonzero().squeeze(1) + rows.start * source.shape[1])
+        same = merged(base=base[rows], product=product, dtype=tuned.dtype, arithmetic=arithmetic) == tuned[rows]
+        places.append((~(inside & same)).flatten().nonzero().squeeze(1) + rows.start * tuned.shape[1])
     index = torch.cat(places)
-    return Residual(index, source.flatten()[index])
+    return Residual(index, tuned.flatten()[index])
 
 
-def planned(
+def planned_residuals(
     modules: Iterable[ModuleExtraction], load: Callable[[ModuleExtraction], Residual], *, dtype: torch.dtype
 ) -> dict[str, Planned]:
-    """The tensors of residual.safetensors; indices are int32 where the weight has no more elements than that counts."""
+    """Return the tensors of residual.safetensors, to be written.
+
+    Args:
+        modules: of the adapter; only those with a residual have tensors in the file.
+        load: gives the residual of one module, when its turn to be written comes.
+        dtype: of the tuned weights.
+
+    Returns:
+        By name, `NAME.index` and `NAME.value` of each module; indices are int32 where that can count the elements of
+        the weight, else int64.
+    """
     return {key: tensor for module in modules for key, tensor in _tensors(module, load, dtype)}
 
 

@@ -20,14 +20,17 @@ from publisher.records.progress import Progress
 
 
 def audit(target: str, *, deep: bool, work: Path, device: str, progress: Progress) -> Audit:
-    """Every check of one release.
+    """Run every check of one release.
 
     Args:
         target: `owner/name`, `owner/name@revision`, or a local folder.
-        deep: also fetch source and base, and work out every figure again.
+        deep: also fetch base and tuned, and work out every figure again.
         work: a folder for what only this machine needs.
         device: `auto`, `cpu`, `cuda` or `cuda:N`; used where `deep`.
         progress: told of each piece of work.
+
+    Returns:
+        What each check found.
 
     Raises:
         ManifestError: the target is neither a folder nor a repository id, or the device cannot be used.

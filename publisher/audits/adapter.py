@@ -55,11 +55,20 @@ class Adapter:
 
     @classmethod
     def read(cls, path: str, folder: Path, *, variant: Variant | None) -> Self:
-        """What of it can be read."""
+        """Read whatever of an adapter can be read.
+
+        Args:
+            path: its path in the repository, `/` or `flash/`.
+            folder: where its files are.
+            variant: the manifest's entry; None where there is none.
+
+        Returns:
+            The adapter, with None for what is missing or cannot be read.
+        """
         return cls(path, folder, variant, _config(folder), _headers(folder), _extraction(folder))
 
     def pairs(self) -> dict[str, tuple[TensorHeader, TensorHeader]]:
-        """The headers of A and B of each module that has both, by module name; at least one.
+        """Return the headers of A and B of each module that has both, by module name; there is at least one.
 
         Raises:
             UncheckedError: the file cannot be read, or holds none by the names that PEFT looks for.
@@ -95,14 +104,14 @@ def _extraction(folder: Path) -> Extraction | None:
 
 
 def adapter_checks(adapter: Adapter) -> Iterator[Check]:
-    """The checks that need the adapter's two files alone."""
+    """Yield the checks that need the adapter's two files alone."""
     claims = {"config": config, "keys": keys, "tensors": tensors, "targets": targets, "scale": scale}
     for name, claim in claims.items():
         yield checked(name, partial(claim, adapter), folder=adapter.folder, variant=adapter.path)
 
 
 def config(adapter: Adapter) -> str:
-    """adapter_config.json holds what PEFT needs, in the types that the Hub accepts."""
+    """Check that adapter_config.json holds what PEFT needs, in the types that the Hub accepts."""
     found = read_json(adapter.folder / ADAPTER_CONFIG)
     wanted = {
         "peft_type": (found.get("peft_type") == "LORA", "'LORA'"),
@@ -129,7 +138,7 @@ def _is_pattern(value: object) -> bool:
 
 
 def keys(adapter: Adapter) -> str:
-    """Every tensor goes by the name that PEFT looks for, and has its other half."""
+    """Check that every tensor goes by the name that PEFT looks for, and has its other half."""
     headers = file_headers(adapter.folder / ADAPTER)
     halves = {match.groups() for key in headers if (match := _KEY.fullmatch(key))}
     further = [key for key in headers if _is_further(key, adapter.config or {})]
@@ -152,13 +161,13 @@ def _complaint(key: str) -> str:
 
 
 def _is_further(key: str, found: Mapping[str, Any]) -> bool:
-    """Tensors of other kinds, where the config announces them."""
+    """Return whether a tensor is of another kind that the configuration announces."""
     whole = found.get("modules_to_save") or found.get("trainable_token_indices") or found.get("bias", "none") != "none"
     return _FURTHER.fullmatch(key) is not None or (key.startswith(KEY_PREFIX) and bool(whole) and "lora_" not in key)
 
 
 def tensors(adapter: Adapter) -> str:
-    """A and B of each module are matrices that fit together, and hold finite numbers that are not all zero."""
+    """Check that A and B of each module are matrices that fit together, of finite numbers that are not all zero."""
     headers = needed(adapter.headers, ADAPTER)
     factors = {key: header for key, header in headers.items() if _KEY.fullmatch(key)}
     require_none([complaint for key, header in factors.items() for complaint in _header_complaints(key, header)])
@@ -190,7 +199,7 @@ def _header_complaints(key: str, header: TensorHeader) -> Iterator[str]:
 
 
 def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:
-    """A block at a time, so that memory is that of a block whatever the file says it holds."""
+    """Yield what is wrong with a tensor's values; a block of it is in memory at a time, however large it is."""
     something = False
     for block in blocks:
         if not bool(torch.isfinite(block).all()):
@@ -214,7 +223,7 @@ def _fields(adapter: Adapter) -> Mapping[str, Any]:
 
 
 def targets(adapter: Adapter) -> str:
-    """target_modules selects every module of the file, and names none that the file lacks, by PEFT's own rule."""
+    """Check that target_modules selects every module of the file by PEFT's own rule, and names none that it lacks."""
     fields, modules = _fields(adapter), adapter.pairs()
     wanted = fields.get("target_modules")
     if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
@@ -230,7 +239,7 @@ def targets(adapter: Adapter) -> str:
 
 
 def scale(adapter: Adapter) -> str:
-    """The ranks are those of the tensors, and no module is scaled otherwise by a pattern that was forgotten."""
+    """Check that the ranks are those of the tensors, and that no forgotten pattern scales a module otherwise."""
     found, modules = _fields(adapter), adapter.pairs()
     ranks, alphas = (found.get(field, {}) for field in ("rank_pattern", "alpha_pattern"))
     rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))

@@ -22,7 +22,17 @@ class UncheckedError(PublisherError):
 
 
 def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str = "") -> Check:
-    """Run one claim; paths below `folder` are told relative to it, and control characters escaped."""
+    """Run one claim about a release, and return its outcome as data.
+
+    Args:
+        name: of the check.
+        claim: returns what it saw, or raises what speaks against the release.
+        folder: paths below it are told relative to it.
+        variant: the variant that the claim is about; empty for the release as a whole.
+
+    Returns:
+        The check, with control characters escaped.
+    """
     status: Literal["passed", "failed", "not checked"] = "passed"
     try:
         detail = claim()
@@ -38,7 +48,7 @@ def checked(name: str, claim: Callable[[], str], *, folder: Path, variant: str =
 
 
 def needed(value: _T | None, what: str) -> _T:
-    """The value that a claim rests on.
+    """Return the value that a claim rests on.
 
     Raises:
         UncheckedError: it is not there; `what` says what that is.
@@ -49,10 +59,10 @@ def needed(value: _T | None, what: str) -> _T:
 
 
 def require_none(problems: Sequence[str]) -> None:
-    """Nothing speaks against the claim.
+    """Raise an error that names whatever speaks against the claim.
 
     Raises:
-        AuditError: naming what does: one problem as it stands, several a line each.
+        AuditError: there is at least one problem: one as it stands, several a line each.
     """
     if len(problems) == 1:
         raise AuditError(problems[0])

@@ -1,4 +1,4 @@
-"""The deep part of an audit: source and base are fetched at their pins, and what was claimed is worked out again.
+"""The deep part of an audit: base and tuned are fetched at their pins, and what was claimed is worked out again.
 
 Which tensors differ and how many are equal, every module's figures from the checkpoints, its relative error and
 share of weights restored bit for bit from the published factors, and, where memory allows, the logits.
@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from publisher.adapters.function_check import function_obstacle, require_function
 from publisher.adapters.loading import quiet
+from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
 from publisher.checkpoints.pairs import open_pair
@@ -20,13 +22,12 @@ from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
-from publisher.extraction.comparison import Comparison
-from publisher.extraction.model_structure import compared
+from publisher.extraction.claims import require_claims
+from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
-from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures
@@ -73,13 +74,13 @@ class _Case:
     variant: Variant
     extraction: Extraction
     folder: Path
-    source: Snapshot
     base: Snapshot
+    tuned: Snapshot
     bench: Bench
 
 
 def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
-    """The checks that need both checkpoints."""
+    """Yield the checks that need both checkpoints."""
     make = partial(checked, folder=adapter.folder, variant=adapter.path)
     case: _Case | None = None
     trouble: PublisherError | None = None
@@ -104,8 +105,9 @@ def _on(case: _Case | None, claim: Callable[[_Case], str]) -> str:
 
 def _case(adapter: Adapter, bench: Bench) -> _Case:
     variant, extraction = needed(adapter.variant, MANIFEST), needed(adapter.extraction, EXTRACTION)
-    source, base = (_fetched(reference, bench) for reference in (variant.source, variant.base))
-    return _Case(variant, extraction, adapter.folder, source=source, base=base, bench=bench)
+    base = _fetched(variant.base, bench)
+    tuned = _fetched(variant.source, bench)
+    return _Case(variant, extraction, adapter.folder, base=base, tuned=tuned, bench=bench)
 
 
 def _fetched(reference: Reference, bench: Bench) -> Snapshot:
@@ -119,13 +121,16 @@ def _fetched(reference: Reference, bench: Bench) -> Snapshot:
 
 
 def _checkpoints(case: _Case | None, trouble: PublisherError | None) -> str:
-    """Every file of source and base has the digest that extraction.json records."""
+    """Check that every file of base and tuned has the digest that extraction.json records."""
     if trouble is not None:
         raise trouble
     found = needed(case, "source and base")
-    pairs = {"source": (found.source, found.extraction.source), "base": (found.base, found.extraction.base)}
-    require_none([line for side, pair in pairs.items() for line in _other_files(side, *pair)])
-    count = sum(len(snapshot.checkpoint.files) for snapshot, _ in pairs.values())
+    problems = [
+        *_other_files("base", found.base, found.extraction.base),
+        *_other_files("source", found.tuned, found.extraction.source),
+    ]
+    require_none(problems)
+    count = len(found.base.checkpoint.files) + len(found.tuned.checkpoint.files)
     return f"{count} files of source and base have the digests that {EXTRACTION} records"
 
 
@@ -138,7 +143,7 @@ def _other_files(side: str, snapshot: Snapshot, recorded: Checkpoint) -> Iterato
 
 
 def comparison(case: _Case) -> str:
-    """The tensors that differ are the modules, and the summary comes out again, with what only checkpoints tell."""
+    """Check that the tensors that differ are the modules, and that the summary comes out again."""
     extraction = case.extraction
     seen = _compared(case)
     modules = {f"{module.name}.weight" for module in extraction.modules}
@@ -153,12 +158,18 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    with open_pair(base=case.base, tuned=case.source) as both:
-        return compared(case.variant, both, engine=case.bench.engine, progress=case.bench.progress)
+    with open_pair(base=case.base, tuned=case.tuned) as both:
+        return compare(
+            both,
+            case.variant.adapter,
+            model_class=case.variant.model_class,
+            engine=case.bench.engine,
+            progress=case.bench.progress,
+        )
 
 
 def extracted_again(case: _Case) -> str:
-    """Every module is extracted again, and its figures come out as extraction.json has them."""
+    """Check that every module, extracted again, has the figures that extraction.json records."""
     _require_modules(case)
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
     again: dict[str, ModuleFigures] = {}
@@ -166,7 +177,7 @@ def extracted_again(case: _Case) -> str:
     def report(what: str) -> None:
         case.bench.progress(what, len(again), len(modules))
 
-    with open_pair(base=case.base, tuned=case.source) as both:
+    with open_pair(base=case.base, tuned=case.tuned) as both:
         job = Extracting(both.snapshots, case.variant.adapter)
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
@@ -193,7 +204,7 @@ def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:
 
 
 def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecovery | None) -> Iterator[str]:
-    """Iterations go their own way on every machine; where they arrive is the same."""
+    """Yield where two recoveries differ in what they arrive at; the way there is another on every machine."""
     if claimed is None or again is None:
         if claimed != again:
             yield f"{name}: recovery is {shown(claimed)}; it comes out as {shown(again)}"
@@ -205,16 +216,16 @@ def _other_recovery(name: str, claimed: ExactRecovery | None, again: ExactRecove
 
 
 def reconstruction(case: _Case) -> str:
-    """Base + BA against the source, module by module, gives the errors and shares that extraction.json claims."""
+    """Check that base + BA against tuned, module by module, gives the errors and shares that extraction.json claims."""
     _require_modules(case)
     try:
         require_tensors(case.extraction, case.folder)
     except PublisherError:
         raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
-    largest = require_numbers(
+    largest = require_claims(
         case.extraction,
-        source=case.source,
         base=case.base,
+        tuned=case.tuned,
         staged=case.folder,
         engine=case.bench.engine,
         progress=case.bench.progress,
@@ -223,8 +234,8 @@ def reconstruction(case: _Case) -> str:
 
 
 def _require_modules(case: _Case) -> None:
-    """The arithmetic needs every module in both checkpoints, in its shape."""
-    for snapshot in (case.source, case.base):
+    """Raise an error if a checkpoint lacks a module, or has it in another shape: the arithmetic needs all of them."""
+    for snapshot in (case.base, case.tuned):
         headers = headers_of(snapshot)
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
@@ -233,10 +244,10 @@ def _require_modules(case: _Case) -> None:
 
 
 def function(case: _Case) -> str:
-    """The logits of base + adapter are the source's rather than the base's."""
-    if obstacle := function_obstacle(headers_of(case.source)):
+    """Check that the logits of base + adapter are those of tuned rather than those of the base."""
+    if obstacle := function_obstacle(headers_of(case.tuned)):
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
-        seen = require_function(case.variant, source=case.source, base=case.base, staged=case.folder)
+        seen = require_function(case.variant, base=case.base, tuned=case.tuned, staged=case.folder)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

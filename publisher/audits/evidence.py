@@ -17,9 +17,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
 from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
+from publisher.adapters.structure_checks import require_loadable, require_tensors
 from publisher.audits.adapter import Adapter
+from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.audits.meaning import chart_problems, other_renderer
+from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
@@ -30,7 +32,6 @@ from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
 from publisher.numerics.noise import expected_error
-from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
@@ -48,7 +49,7 @@ from publisher.records.files import digest_of, sha256_of
 from publisher.records.loaders import Loaders
 from publisher.records.verification import Verification
 from publisher.release.charts import card_charts
-from publisher.release.evidence import load_extraction, load_verification
+from publisher.release.evidence import load_verification, require_recipe
 from publisher.verification.metrics import inconsistencies
 
 _ROUNDED = 1e-5  # of a figure that follows from others: each of them is rounded to six digits
@@ -56,7 +57,7 @@ _SPECTRUM = 0.02  # of a singular value: the factors are rounded to their dtype
 
 
 def evidence_checks(adapter: Adapter) -> Iterator[Check]:
-    """The checks that need extraction.json, the manifest or the base's config.json."""
+    """Yield the checks that need extraction.json, the manifest or the base's config.json."""
     claims: dict[str, Callable[[Adapter], str]] = {
         "evidence": evidence,
         "recipe": recipe,
@@ -83,9 +84,9 @@ def _recorded(adapter: Adapter) -> Extraction:
 
 
 def evidence(adapter: Adapter) -> str:
-    """extraction.json is one, for this path, in the very form in which this tool writes it.
+    """Check that extraction.json is one, for this path, in the very form in which this tool writes it.
 
-    One of before may lack fields that were added later.
+    An older one may lack fields that were added later.
     """
     file = adapter.folder / EXTRACTION
     if not file.is_file() and adapter.variant is None:
@@ -98,15 +99,14 @@ def evidence(adapter: Adapter) -> str:
 
 
 def recipe(adapter: Adapter) -> str:
-    """extraction.json has the manifest's checkpoints and settings."""
-    _recorded(adapter)
-    variant = needed(adapter.variant, MANIFEST)
-    load_extraction(variant, adapter.folder / EXTRACTION)
+    """Check that extraction.json has the manifest's checkpoints and settings."""
+    extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
+    require_recipe(extraction, variant, file=adapter.folder / EXTRACTION)
     return "checkpoints and settings are the manifest's"
 
 
 def digests(adapter: Adapter) -> str:
-    """Weights and config are the bytes that extraction.json records."""
+    """Check that weights and configuration are the bytes that extraction.json records."""
     summary = _recorded(adapter).summary
     problems = []
     for name, recorded in summary.written.items():
@@ -125,12 +125,12 @@ def digests(adapter: Adapter) -> str:
 
 
 def recorded_config(adapter: Adapter) -> str:
-    """adapter_config.json is what manifest and modules give, field for field."""
+    """Check that adapter_config.json is what manifest and modules give, field for field."""
     found, extraction = needed(adapter.config, ADAPTER_CONFIG), _recorded(adapter)
     variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
     base = _pinned(variant, extraction.base)
     carried, rank = extraction.summary.carried, max(module.rank for module in modules)
-    expected = adapter_config(variant, modules, rank=rank, base=base, carried=carried)
+    expected = adapter_config(modules, task_type=variant.adapter.task_type, rank=rank, base=base, carried=carried)
     fields = sorted(found.keys() | expected.keys())
     require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
     return f"{len(fields)} fields, as manifest and modules give them"
@@ -162,7 +162,7 @@ def _difference(field: str, found: Mapping[str, Any], expected: Mapping[str, Any
 
 
 def recorded_tensors(adapter: Adapter) -> str:
-    """The file holds just the modules of extraction.json, in their shapes and dtype."""
+    """Check that the file holds just the modules of extraction.json, in their shapes and dtype."""
     extraction = _recorded(adapter)
     needed(adapter.headers, ADAPTER)
     require_tensors(extraction, adapter.folder)
@@ -173,7 +173,7 @@ def recorded_tensors(adapter: Adapter) -> str:
 
 
 def figures(adapter: Adapter) -> str:
-    """The summary follows from the modules, and the modules' derived figures from their own."""
+    """Check that the summary follows from the modules, and the modules' derived figures from their own."""
     extraction = _recorded(adapter)
     modules = extraction.modules
     if not modules:
@@ -201,7 +201,9 @@ def _ends(module: ModuleExtraction) -> tuple[int, float, float]:
 
 
 def singular_values(adapter: Adapter) -> str:
-    """sigma_1 and sigma_r stand in the factors: B = U sqrt(S), so a column's squared norm is its singular value.
+    """Check that sigma_1 and sigma_r stand in the factors.
+
+    B = U sqrt(S), so the squared norm of a column of B is its singular value.
 
     The method `exact` moves the factors within what rounding left open: there a value may differ by the noise edge.
     """
@@ -222,12 +224,7 @@ def singular_values(adapter: Adapter) -> str:
 
 
 def loaders(adapter: Adapter) -> str:
-    """loaders.json is of these very weights and this very configuration; an older release has none, and no check.
-
-    Raises:
-        AuditError: it is of another adapter or variant, or was edited.
-        UncheckedError: there is none, or a newer version made it.
-    """
+    """Check that loaders.json is of these very weights and this very configuration; an older release has none."""
     file = adapter.folder / LOADERS
     if not file.is_file():
         told = ": the verdicts stand in extraction.json" if adapter.extraction and adapter.extraction.loaders else ""
@@ -247,7 +244,7 @@ def _is_other(file: Path, digest: str) -> bool:
 
 
 def verification(adapter: Adapter) -> str:
-    """verification.json is of these very weights, as the manifest asks, agrees with itself and keeps to its bounds."""
+    """Check that verification.json is of these weights, is what the manifest asks for, and keeps to its bounds."""
     file, variant = adapter.folder / VERIFICATION, needed(adapter.variant, MANIFEST)
     if not file.is_file():
         if variant.verification is not None:
@@ -268,7 +265,7 @@ def _verification(variant: Variant, extraction: Extraction, file: Path) -> Verif
 
 
 def charts(adapter: Adapter) -> str:
-    """The card's charts are what extraction.json gives, byte for byte.
+    """Check that the card's charts are what extraction.json gives, byte for byte.
 
     Raises:
         UncheckedError: another version drew them, and their numbers are those of this version's.
@@ -293,7 +290,7 @@ def charts(adapter: Adapter) -> str:
 
 
 def _is_drawn(path: Path, wanted: str | None) -> bool:
-    """Whether the file holds just this text; no more than a chart's size is read."""
+    """Return whether the file holds just this text; no more than a chart's size is read."""
     return wanted is not None and path.stat().st_size == len(wanted.encode()) and path.read_bytes() == wanted.encode()
 
 
@@ -306,7 +303,7 @@ def _amiss(path: Path, wanted: str | None) -> list[str]:
 
 
 def _other_renderer(adapter: Adapter) -> str:
-    """Who rendered the release's card, where it was another version than this; empty where it was this one."""
+    """Return who rendered the release's card where it was another version; the answer is empty for this one."""
     folder = adapter.variant.folder if adapter.variant is not None else ""
     return other_renderer(
         (adapter.folder.parent if folder else adapter.folder) / CARD, {_recorded(adapter).tools.publisher}
@@ -317,7 +314,7 @@ def _other_renderer(adapter: Adapter) -> str:
 
 
 def checkpoint(adapter: Adapter, *, side: str) -> str:
-    """The digests that extraction.json records of a checkpoint's files are those the Hub lists at the pin."""
+    """Check that the digests in extraction.json of a checkpoint's files are those that the Hub lists at the pin."""
     recorded: Checkpoint = getattr(_recorded(adapter), side)
     if recorded.kind == "local":
         if recorded.revision != digest_of([file.model_dump() for file in recorded.files]):
@@ -339,7 +336,7 @@ def checkpoint(adapter: Adapter, *, side: str) -> str:
 
 
 def loading(adapter: Adapter) -> str:
-    """PEFT puts every tensor into the model class that the base's config.json describes, and nothing else."""
+    """Check that PEFT puts every tensor into the model class that the base's config.json describes, and no other."""
     if adapter.config is None or adapter.headers is None:
         raise UncheckedError(f"there is no readable {ADAPTER_CONFIG} and {ADAPTER}")
     base = _base_folder(adapter)
@@ -349,12 +346,12 @@ def loading(adapter: Adapter) -> str:
 
 
 def exported(adapter: Adapter) -> str:
-    """The files for other loaders, read as those do, are the PEFT adapter in every bit, at a scale of 1."""
+    """Check that the files for other loaders, read as those do, are the PEFT adapter in every bit, at a scale of 1."""
     extraction, variant = _recorded(adapter), needed(adapter.variant, MANIFEST)
     exports, config = extraction.settings.exports, read_json(_base_folder(adapter) / MODEL_CONFIG)
     if lacking := missing_package(exports):
         raise UncheckedError(f"the package {lacking} is not installed")
-    peft = peft_adapter(variant, extraction.modules, folder=adapter.folder, config=config)
+    peft = peft_adapter(variant.model_class, extraction.modules, folder=adapter.folder, config=config)
     require_none(export_problems(exports, adapter.folder, adapter=peft))
     return f"{', '.join(exports)}: the same B A in {len(extraction.modules)} modules, at scale 1"
 
@@ -385,7 +382,7 @@ def _loads(adapter: Adapter, base: Path) -> str:
 
 
 def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
-    """The classes that an adapter without a manifest may be for, the likeliest first."""
+    """Return the classes that an adapter without a manifest may be for, the likeliest first."""
     found = adapter.config or {}
     names = [(found.get("auto_mapping") or {}).get("base_model_class")]
     if found.get("task_type") == "CAUSAL_LM":
@@ -395,7 +392,7 @@ def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:
 
 
 def _base_folder(adapter: Adapter) -> Path:
-    """A folder with the base's config.json, which is the recorded one where one is recorded."""
+    """Return a folder with the base's config.json, which is the recorded one where one is recorded."""
     config = needed(adapter.config, ADAPTER_CONFIG)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if adapter.variant is not None:

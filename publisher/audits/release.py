@@ -78,7 +78,7 @@ class Release:
         return any(PurePosixPath(n).name in {filenames.MANIFEST, filenames.EXTRACTION} for n in self.names)
 
     def adapter_folders(self) -> tuple[tuple[str, Path], ...]:
-        """Path (`/` or `flash/`) and folder of each adapter: the manifest's, or wherever the files of one are."""
+        """Return path (`/` or `flash/`) and folder of each adapter: the manifest's, or wherever files of one are."""
         if self.manifest is not None:
             return tuple((variant.path, self.folder / variant.folder) for variant in self.manifest.variants)
         places = filter(None, map(filenames.placed, self.names))
@@ -86,7 +86,7 @@ class Release:
         return tuple((f"{p}/" if p.name else "/", self.folder / p) for p in sorted(parents))
 
     def variant(self, path: str) -> Variant | None:
-        """The manifest's entry for this path."""
+        """Return the manifest's entry for this path; None where there is none."""
         variants = self.manifest.variants if self.manifest is not None else ()
         return next((variant for variant in variants if variant.path == path), None)
 
@@ -187,7 +187,7 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def release_checks(release: Release) -> Iterator[Check]:
-    """The checks that concern the repository as a whole."""
+    """Yield the checks that concern the repository as a whole."""
     claims = {
         "files": files,
         "download": download,
@@ -200,7 +200,7 @@ def release_checks(release: Release) -> Iterator[Check]:
 
 
 def files(release: Release) -> str:
-    """Every file of the release is there, and none that a loader could take for a part of it."""
+    """Check that every file of the release is there, and none that a loader could take for a part of it."""
     if not release.is_ours:
         pickled = sorted(n for n in release.names if n.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
         seen = f"; pickled files, which are not opened: {', '.join(pickled)}" if pickled else ""
@@ -226,13 +226,13 @@ def _required(release: Release) -> set[str]:
 
 
 def _own_files(release: Release) -> frozenset[str]:
-    """The files that are there and part of the release."""
+    """Return the files that are there and part of the release."""
     per_variant = (_join(folder, name) for folder in _folders(release) for name in filenames.OPTIONAL_PER_VARIANT)
     return release.names & {*_required(release), *filenames.OPTIONAL_PER_REPOSITORY, *per_variant}
 
 
 def _within(name: str, folders: list[str]) -> bool:
-    """Inside a variant's subfolder; the root holds whatever else a repository has."""
+    """Return whether a file is inside a variant's subfolder; the root holds whatever else a repository has."""
     return any(folder != "." and name.startswith(f"{folder}/") for folder in folders)
 
 
@@ -241,7 +241,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def download(release: Release) -> str:
-    """The bytes here are those that the Hub lists: by SHA-256 for LFS and Xet files, by git blob for the others."""
+    """Check that the bytes here are those that the Hub lists: by SHA-256 for LFS and Xet, else by git blob."""
     if release.remote is None:
         raise UncheckedError("a local folder: what the Hub holds was not asked")
     here = [file for file in release.remote if _is_artefact(file.path) and file.path in release.names]
@@ -255,7 +255,7 @@ def _same(release: Release, file: RemoteFile) -> bool:
 
 
 def manifest_holds(release: Release) -> str:
-    """manifest.yaml is one, and pins what it names."""
+    """Check that manifest.yaml is one, and pins what it names."""
     if not release.is_ours:
         raise UncheckedError(f"there is no {filenames.MANIFEST}")
     if filenames.MANIFEST not in release.names:
@@ -269,7 +269,7 @@ def manifest_holds(release: Release) -> str:
 
 
 def repository(release: Release) -> str:
-    """The repository is the one that the manifest was made for."""
+    """Check that the repository is the one that the manifest was made for."""
     if release.revision is None:
         raise UncheckedError("a local folder, of no repository")
     manifest = needed(release.manifest, filenames.MANIFEST)
@@ -282,7 +282,7 @@ def repository(release: Release) -> str:
 
 
 def signature(release: Release) -> str:
-    """Who the manifest says must sign did sign, and just these files."""
+    """Check that who must sign by the manifest did sign, and just these files."""
     manifest, there = needed(release.manifest, filenames.MANIFEST), filenames.SIGNATURE in release.names
     if manifest.sign is None:
         found = f"; of the {filenames.SIGNATURE} that is there, nobody says who should have made it" if there else ""
@@ -302,7 +302,7 @@ def signature(release: Release) -> str:
 
 
 def card(release: Release) -> str:
-    """README.md is what the manifest and the artefacts give: byte for byte, or by meaning if another version made it.
+    """Check that README.md is what manifest and artefacts give: byte for byte, or by meaning for another version.
 
     Raises:
         UncheckedError: a card of another version says the same, but its code is another.
@@ -345,7 +345,7 @@ def _by_meaning(readme: Path, text: str, *, made_by: str) -> str:
 
 
 def _evidence(variant: Variant, folder: Path) -> VariantEvidence:
-    """As it is: whether it is the manifest's is asked by another check."""
+    """Return the evidence as it is: whether it is the manifest's is asked by another check."""
     try:
         extraction = read_or_newer(folder / filenames.EXTRACTION, Extraction.read)
     except FetchError as error:
@@ -384,7 +384,7 @@ _FIGURE = re.compile(r"\d[\d.,]*")
 
 
 def _other_figures(there: str, text: str) -> list[str]:
-    """Where only numbers differ: what stands there, and what should."""
+    """Return what stands there and what should, where only numbers differ."""
     lines = there.splitlines(), text.splitlines()
     found = []
     for tag, start, end, other_start, other_end in difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes():
@@ -402,7 +402,7 @@ def _figures_of(there: str, line: str) -> str:
 
 
 def card_header(release: Release) -> str:
-    """What the Hub reads of a card by another tool: the base model and the library."""
+    """Check what the Hub reads of a card by another tool: the base model and the library."""
     readme = release.folder / filenames.CARD
     if not readme.is_file():
         raise UncheckedError(f"there is no {filenames.CARD}")

@@ -39,7 +39,7 @@ def read_or_newer(file: Path, read: Callable[[Path], _T]) -> _T:
 
 
 def _newer(file: Path) -> str:
-    """What in a file says that a newer version made it; empty where nothing does."""
+    """Return what in a file says that a newer version made it; it is empty where nothing does."""
     try:
         data = read_json(file)
     except FetchError:
@@ -74,7 +74,7 @@ def require_as_written(file: Path, found: Record) -> str:
 
 
 def _of(known: Any, there: Any, *, lacking: list[str]) -> Any:
-    """The part of `known` that `there` has too; the names of other fields are added to `lacking`."""
+    """Return the part of `known` that `there` has too; the names of other fields are added to `lacking`."""
     if isinstance(known, dict) and isinstance(there, dict):
         lacking += [name for name in known if name not in there]
         return {name: _of(value, there[name], lacking=lacking) for name, value in known.items() if name in there}

@@ -1,4 +1,7 @@
-"""What a machine lacks of a checkpoint of the Hub, fetched into its own cache when a whole model is needed there."""
+"""Downloads what a machine lacks of a checkpoint of the Hub, when a whole model is needed there.
+
+A local checkpoint that is not on this machine is refused.
+"""
 
 from pathlib import Path
 
@@ -29,7 +32,9 @@ def fetch_companions(snapshot: Snapshot, progress: Progress) -> None:
 
 
 def brought_here(snapshot: Snapshot) -> Snapshot:
-    """The checkpoint as files on this machine, where it is not yet, with what lies beside it in the repository.
+    """Return the checkpoint as files on this machine.
+
+    Where it is not yet here, it is downloaded, with what lies beside it in the repository.
 
     Raises:
         FetchError: a local checkpoint is not on this machine.

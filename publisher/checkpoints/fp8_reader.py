@@ -1,6 +1,6 @@
-"""FP8 weights with block scales, as the rest of the tool sees them: matrices in bfloat16, without the scales.
+"""FP8 weights with block scales as the rest of the tool sees them: matrices in bfloat16, without the scales.
 
-Works on any reader, of files or of ranges. An FP8 weight without scales stays what it is, for others to refuse;
+It works on any reader, of files or of ranges. An FP8 weight without scales stays what it is, for others to refuse;
 scales that do not fit the blocks are refused here.
 """
 
@@ -20,15 +20,18 @@ _FP8 = "F8_E4M3"
 _SCALES = "_scale_inv"  # after the name of an FP8 weight
 
 
-def dequantised(
+def dequantised_headers(
     headers: Mapping[str, TensorHeader], config: Callable[[], Mapping[str, Any]], *, where: str
 ) -> dict[str, TensorHeader]:
-    """Headers as after dequantisation; those of another checkpoint as they are.
+    """Return the headers as they are after dequantisation; those of a checkpoint without FP8 stay as they are.
 
     Args:
         headers: as the files have them.
         config: gives config.json, and is asked only where there are scales.
         where: the checkpoint, for messages.
+
+    Returns:
+        Headers of FP8 weights as bfloat16 with their `scale` set, no headers of scales, and all others.
 
     Raises:
         FetchError: the size of the blocks is not known, or the scales do not fit it.
@@ -54,22 +57,27 @@ def dequantised(
     return {name: read.get(name, header) for name, header in headers.items() if name not in scales}
 
 
-def stored(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """The headers that `dequantised` was given."""
+def stored_headers(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """Return the headers that `dequantised_headers` was given."""
     plain = {name: header.scale.weight if header.scale else header for name, header in headers.items()}
     return plain | {h.scale.name: h.scale.header for h in headers.values() if h.scale}
 
 
-class Dequantising:
-    """A reader of these headers, on top of one of the files."""
+class DequantisingReader:
+    """Reads tensors dequantised, on top of a reader of the stored ones."""
 
     def __init__(self, reader: Reader, headers: Mapping[str, TensorHeader]) -> None:
-        """`headers` as from `dequantised`; `reader` of those from `stored`."""
+        """Prepare to read the tensors of headers from `dequantised_headers`.
+
+        Args:
+            reader: of the tensors of `stored_headers`.
+            headers: as from `dequantised_headers`.
+        """
         self._reader = reader
         self._scales = {name: header.scale for name, header in headers.items() if header.scale is not None}
 
     def read(self, name: str) -> "torch.Tensor":
-        """The tensor in its stored dtype; a weight in FP8 with scales in bfloat16."""
+        """Return the tensor in its stored dtype, or in bfloat16 if it is a weight in FP8 with scales."""
         scale = self._scales.get(name)
         if scale is None:
             return self._reader.read(name)
@@ -78,11 +86,11 @@ class Dequantising:
         return fp8.dequantise(self._reader.read(name), self._reader.read(scale.name), scale.block)
 
     def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
-        """The tensor flat, in blocks of so many elements."""
+        """Return the tensor flat, in blocks of `elements` elements, of which the last may be shorter."""
         return in_blocks(self.read(name), elements) if name in self._scales else self._reader.blocks(name, elements)
 
     def steps(self, name: str) -> "torch.Tensor | None":
-        """Distance of an FP8 weight's stored values at each element, float32; None for any other tensor."""
+        """Return the distance of an FP8 weight's stored values at each element, float32; None for any other tensor."""
         scale = self._scales.get(name)
         if scale is None:
             return None
@@ -92,12 +100,12 @@ class Dequantising:
 
 
 def steps(name: str, reader: Reader) -> "torch.Tensor | None":
-    """Distance of the stored values of this tensor at each element, where it is in FP8; float32."""
-    return reader.steps(name) if isinstance(reader, Dequantising) else None
+    """Return the distance of a tensor's stored values at each element, float32; None unless it is in FP8."""
+    return reader.steps(name) if isinstance(reader, DequantisingReader) else None
 
 
 def _grid(weight: TensorHeader, block: tuple[int, int]) -> tuple[int, ...]:
-    """Shape of the scales of this weight; blocks at the edges may be smaller."""
+    """Return the shape of the scales of this weight; blocks at the edges may be smaller."""
     rows, columns = (-(-size // edge) for size, edge in zip(weight.shape[-2:], block, strict=True))
     return (*weight.shape[:-2], rows, columns)
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from publisher.checkpoints.files import read_config
-from publisher.checkpoints.fp8_reader import Dequantising, dequantised, stored
+from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
 from publisher.checkpoints.reading import Reader, TensorReader
-from publisher.checkpoints.streaming import StreamReader, streamed_headers
+from publisher.checkpoints.remote_headers import streamed_headers
+from publisher.checkpoints.streaming import StreamReader
 from publisher.errors import FetchError
 from publisher.records.checkpoint import Snapshot
 
@@ -29,7 +30,7 @@ def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
         HubError: a streamed file cannot be read.
     """
     headers = streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
-    return dequantised(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+    return dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
 
 
 def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -55,9 +56,12 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
-    files = {name: replace(header, file=snapshot.folder / header.file.name) for name, header in stored(headers).items()}
+    files = {
+        name: replace(header, file=snapshot.folder / header.file.name)
+        for name, header in stored_headers(headers).items()
+    }
     with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as reader:
-        yield Dequantising(reader, headers) if len(files) > len(headers) else reader
+        yield DequantisingReader(reader, headers) if len(files) > len(headers) else reader
 
 
 def _is_remote(snapshot: Snapshot) -> bool:

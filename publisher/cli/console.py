@@ -49,7 +49,7 @@ _PLAIN_INTERVAL = 5.0  # seconds between plain lines of the same kind of work
 
 @contextmanager
 def progress_on(console: Console) -> Iterator[Progress]:
-    """A listener for the stages, for as long as the block runs."""
+    """Yield a listener for the stages that shows progress on the console, for as long as the block runs."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -88,7 +88,7 @@ def _plain(console: Console) -> Progress:
 
 
 def show_outcome(outcome: Outcome, console: Console) -> None:
-    """The table of variants, the commit, and where the card is."""
+    """Show the table of variants, the commit, and where the card is."""
     _set_width(console)
     told = [variant for variant in outcome.variants if variant.summary is not None]
     if told:
@@ -127,7 +127,7 @@ def _summary_row(label: str, summary: ExtractionSummary) -> tuple[str, ...]:
 
 
 def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:
-    """Base + adapter against the released model, and the FP8 base where it was tried."""
+    """Show base + adapter against the released model, and the FP8 base where it was tried."""
     headings = ("variant", "test set", "requests", "questions", "answers changed", "max KL", "failed")
     rows = [
         (
@@ -173,7 +173,7 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
 
 
 def show_merged(done: Merged, console: Console) -> None:
-    """What the merged checkpoint is, and how near to the released one."""
+    """Show what the merged checkpoint is, and how near to the released one."""
     _say(f"{done.folder}: {done.linears} linears merged; {done.shards} files of weights, {size(done.size)}", console)
     if done.carried:
         _say(f"replaced whole: {done.carried} modules", console)
@@ -211,7 +211,7 @@ def _show_push(push: PushOutcome, console: Console) -> None:
 
 
 def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> None:
-    """After a rehearsal: the files at the commit, which are the staged ones, and how the card begins."""
+    """Show, after a rehearsal, the files at the commit, which are the staged ones, and how the card begins."""
     staged = Path(outcome.staged)
     _say(f"\na reader of the repository at {push.commit[:8]} sees:", console)
     files = sorted(path for path in staged.rglob("*") if path.is_file())
@@ -224,13 +224,13 @@ def _show_reader_view(outcome: Outcome, push: PushOutcome, console: Console) -> 
 
 
 def _show_markdown(text: str, console: Console) -> None:
-    """As rich lays it out; it is escaped afterwards, since Markdown's entities give control characters too."""
+    """Print Markdown as rich lays it out; it is escaped afterwards, since its entities give control characters too."""
     laid_out = console.render(Markdown(text, hyperlinks=False))
     console.print(Segments(Segment(for_terminal(text, lines=True), style) for text, style, _ in laid_out), end="")
 
 
 def _say(text: str, console: Console) -> None:
-    """A paragraph; in a known width it is broken between words, and a word that is longer is left whole."""
+    """Print a paragraph; in a known width it is broken between words, and a word that is longer is left whole."""
     text = for_terminal(text, lines=True)
     for line in text.split("\n") if _has_width(console) else (text,):
         for part in _broken(line, console.width) if _has_width(console) else (line,):
@@ -282,7 +282,7 @@ def _show_rows(
 
 
 def _cell(content: str | Text) -> Text:
-    """A cell of a table: text of any origin, or one of this module's own words in colour."""
+    """Return a cell of a table, of text of any origin or of one of this module's own words in colour."""
     return Text(for_terminal(content)) if isinstance(content, str) else content
 
 
@@ -296,7 +296,7 @@ def _show_stacked(row: Sequence[str], console: Console, *, headings: Sequence[st
 
 
 def _show_facts(facts: Sequence[tuple[str, str]], console: Console) -> None:
-    """A line for each, its heading before it; lines that follow stay to the right of the headings."""
+    """Print a line for each fact, its heading before it; lines that follow stay to the right of the headings."""
     indent = 2 + max(len(heading) for heading, _ in facts)
     for heading, text in ((for_terminal(heading), for_terminal(text)) for heading, text in facts):
         room = console.width - indent - 1
@@ -309,7 +309,7 @@ def _show_facts(facts: Sequence[tuple[str, str]], console: Console) -> None:
 
 
 def show_plan(plan: CommitPlan, console: Console) -> None:
-    """Each file of the commit that push would make."""
+    """Show each file of the commit that push would make."""
     _say(f"commit to {plan.repo}, compared with {plan.compared_with}:", console)
     rows = [
         (
@@ -327,7 +327,7 @@ _LOADS = {"yes": "green", "no": "red", "wrongly": "bold red", "not told": "yello
 
 
 def show_compat(judged: Mapping[str, Sequence[LoaderVerdict]], console: Console) -> None:
-    """The table of loaders for each adapter, then what speaks against one, and what helps."""
+    """Show the table of loaders for each adapter, then what speaks against one, and what helps."""
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     for label, verdicts in judged.items():
@@ -351,7 +351,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}
 
 
 def show_audit(audit: Audit, console: Console) -> None:
-    """The table of checks, then what is known of those that failed."""
+    """Show the table of checks, then what is known of those that failed."""
     _set_width(console)
     rows = [
         (
@@ -374,6 +374,6 @@ def show_audit(audit: Audit, console: Console) -> None:
 
 
 def show_module(found: Explained, console: Console) -> None:
-    """One module's name and variant, then a line for each fact; continued lines stay right of the headings."""
+    """Show one module's name and variant, then a line for each fact."""
     _say(f"{found.module}\nin {found.label}, variant {found.variant}\n", console)
     _show_facts(found.facts, console)

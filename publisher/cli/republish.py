@@ -19,7 +19,7 @@ from publisher.pipeline.stages.push import Target, carry_out, preflight
 from publisher.records.checkpoint import FileDigest
 from publisher.records.filenames import CARD, EXTRACTION, LOADERS, MANIFEST, VERIFICATION
 from publisher.records.files import write_text
-from publisher.records.publication import CommitPlan, PushOutcome
+from publisher.records.publication import CommitPlan, Pushed
 from publisher.release.card import card_files, check_card
 from publisher.release.commitplan import BRANCH, compare_with_head
 from publisher.release.evidence import load_evidence
@@ -30,7 +30,7 @@ class Recarded:
     """The difference between the published card and the one rendered now, and what a push did about it."""
 
     diff: str
-    push: PushOutcome | None
+    push: Pushed | None
 
 
 def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recarded:

@@ -1,10 +1,10 @@
-"""Whether the source was trained from this base: seen in the weights themselves, and in what the fits leave.
+"""Whether the fine-tune was trained from this base: seen in the weights themselves, and in what the fits leave.
 
 A fine-tune keeps its base: their weights point the same way, and what was added has a structure that few columns
-hold. Where neither is so, the difference is another training, and an adapter of it would be noise. Refused are a
-source that has nothing of the base in it, before the arithmetic; an update of full rank where the rank was to be
-found; and fits that hold no more than they would of noise. A full fine-tune, whose few largest values stand out, is
-none of these once the manifest says how much of it to keep.
+hold. Where neither is so, the difference is another training, and an adapter of it would be noise. This refuses a
+fine-tune that has nothing of the base in it, before the arithmetic; modules without a signal and a delta of full rank,
+where the rank was to be found; and fits that hold no more than they would of noise. A full fine-tune, whose few
+largest values stand out, is none of these once the manifest says how much of it to keep.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from publisher.checkpoints.pairs import Sides
 from publisher.checkpoints.reading import Reader
-from publisher.errors import ExtractionError, counted
+from publisher.errors import ExtractionError, counted, listed
 from publisher.records.extraction import ModuleFigures
 
 UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
@@ -24,8 +24,8 @@ _BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no m
 _NEXT = "correct base in the manifest to the model that the source was trained from"
 
 
-def require_kin(changed: Sequence[str], readers: Sides[Reader]) -> None:
-    """The source's weights are the base's with something added, by a few of those that changed.
+def require_related(changed: Sequence[str], readers: Sides[Reader]) -> None:
+    """Require that the tuned weights are the base's with something added, by a few of those that changed.
 
     Args:
         changed: names of the linear weights that differ, at least one.
@@ -36,25 +36,43 @@ def require_kin(changed: Sequence[str], readers: Sides[Reader]) -> None:
     """
     step = max(1, len(changed) // _SAMPLES)
     cosines = [_cosine(name, readers) for name in changed[::step][:_SAMPLES]]
-    told = [cosine for cosine in cosines if math.isfinite(cosine)]
-    if told and statistics.median(told) < UNRELATED:
+    known = [cosine for cosine in cosines if math.isfinite(cosine)]
+    if known and statistics.median(known) < UNRELATED:
         raise ExtractionError(
-            f"the source's weights have nothing of the base's in them (cosine {statistics.median(told):.2g} "
-            f"over {counted(len(told), 'weight')}): it was trained from another base",
+            f"the source's weights have nothing of the base's in them (cosine {statistics.median(known):.2g} "
+            f"over {counted(len(known), 'weight')}): it was trained from another base",
             expected="weights that a fine-tune has changed, not replaced",
             next_step=_NEXT,
         )
 
 
 def _cosine(name: str, readers: Sides[Reader]) -> float:
-    """Of the beginnings of both as vectors; not finite where one is zero or holds NaN, which others judge."""
-    f, w = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
-    lengths = float(f.norm()) * float(w.norm())
-    return float(f @ w) / lengths if lengths > 0 else math.nan
+    """Return the cosine between the beginnings of both; not finite where one is zero or holds NaN.
+
+    Others judge those cases.
+    """
+    base, tuned = (next(iter(reader.blocks(name, _BLOCK))).float() for reader in readers)
+    lengths = float(base.norm()) * float(tuned.norm())
+    return float(base @ tuned) / lengths if lengths > 0 else math.nan
+
+
+def require_signal(modules: Sequence[ModuleFigures]) -> None:
+    """Require that something stands out of rounding noise in every module.
+
+    Raises:
+        ExtractionError: naming the modules in which nothing does.
+    """
+    silent = [module.name for module in modules if module.rank == 0]
+    if silent:
+        raise ExtractionError(
+            f"nothing stands out of rounding noise in {counted(len(silent), 'module')}:\n{listed(silent)}\n",
+            expected="singular values above the spectral noise threshold",
+            next_step="give a fixed adapter.rank, or name their weights under adapter.ignore",
+        )
 
 
 def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
-    """Most fits hold something that is not noise.
+    """Require that most fits hold something that is not noise.
 
     Args:
         modules: all of the adapter.
@@ -83,7 +101,11 @@ def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
 
 
 def _is_like_noise(module: ModuleFigures) -> bool:
-    """Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn)."""
+    """Return whether the fit holds no more than one of white noise would.
+
+    Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn), but for a margin (the edge of
+    the Marchenko-Pastur law, https://doi.org/10.1070/SM1967v001n04ABEH001994).
+    """
     rows, columns = module.shape
     of_noise = module.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)
     return of_noise < 1 / NOISE_MARGIN and 1 - module.fit_error**2 < NOISE_MARGIN * of_noise

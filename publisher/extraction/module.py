@@ -1,11 +1,11 @@
-"""One changed linear weight becomes its factors and figures: the unit of work of an extraction.
+"""Changed linear weights become factors and figures; one of them is the unit of work of an extraction.
 
-A pure function of two weights, a name and the settings, so that it gives the same wherever and in whatever order it
-runs. It refuses NaN and infinity.
+`extract_module` is a pure function of two weights, a name and the settings, so that it gives the same wherever and in
+whatever order it runs. It refuses NaN and infinity.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,11 @@ from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import Residual, residual_of
 from publisher.checkpoints import fp8, fp8_reader
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES
-from publisher.checkpoints.pairs import TensorPair, readers_of
-from publisher.engines import Begin, Finish, Report
+from publisher.checkpoints.pairs import CheckpointPair, TensorPair, readers_of
+from publisher.engines import Begin, Engine, Finish, Report
+from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted
+from publisher.extraction.module_cache import ModuleCache
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
 from publisher.manifest.schema import AdapterSettings
@@ -31,12 +33,58 @@ from publisher.numerics.merge_quality import merge_quality
 from publisher.numerics.noise import expected_error, rounding_noise
 from publisher.numerics.svd import Decomposition, decompose, factors_of
 from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
+from publisher.records.progress import Progress
 
 # bytes for each element of a weight beside it, as they were measured (docs/cluster.md): both sides, the
 # update and what is computed of it; more where the rank is found in a full decomposition, or elements are looked up
 _TO_RANK, _EXACTLY, _TO_ANY_RANK = 16, 40, 56
 _AT_LEAST = 1 << 28
 _FULL_GAP = 1.25  # a smallest kept value closer to the noise threshold than this may have hidden others
+
+
+def extract_modules(
+    names: Sequence[str],
+    settings: AdapterSettings,
+    both: CheckpointPair,
+    *,
+    cache: ModuleCache,
+    engine: Engine,
+    progress: Progress,
+) -> tuple[ModuleFigures, ...]:
+    """Extract every module, or take what an earlier run with the same inputs has kept of it.
+
+    New ones are kept as soon as they are done: while the next modules are computed, the one before is written.
+
+    Args:
+        names: of the changed linear weights.
+        settings: the manifest's `adapter`.
+        both: base and tuned, open for reading.
+        cache: where finished modules are kept.
+        engine: where the arithmetic is done.
+        progress: told of each module.
+
+    Returns:
+        The figures of the modules, in the order of `names`.
+
+    Raises:
+        ExtractionError: NaN or infinity in a weight, or values so large that the figures overflow.
+        EngineError: the cluster fails.
+    """
+    found = {name: cache.figures(name.removesuffix(".weight")) for name in names}
+
+    def report(what: str) -> None:
+        progress(what, sum(map(bool, found.values())), len(found))
+
+    missing = [name for name in names if found[name] is None]
+    for name in missing:
+        if cache.has_files_of(name.removesuffix(".weight")):
+            progress(f"making {name} again: what was kept of it is not whole")
+    job = Extracting(both.snapshots, settings)
+    with WriteBehind() as writing, engine.run(job, map(both.tensors, missing), report=report) as results:
+        for pair, module in results:
+            writing.submit(cache.put, module)
+            found[pair.name] = module.figures
+    return tuple(figures for figures in found.values() if figures is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,46 +94,53 @@ class Extracting(PairJob[TensorPair, Factors]):
     settings: AdapterSettings
 
     def label(self, unit: TensorPair) -> str:
-        """By its name."""
+        """Return the progress label of a weight."""
         return f"extracting {unit.name}"
 
     def memory(self, unit: TensorPair) -> int:
-        """By its size."""
+        """Return the bytes that extracting a weight takes."""
         return room_for(unit.tuned.shape, self.settings)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, Factors]]:
-        """The arithmetic is done on that device."""
-        yield lambda pair: self._read(pair, device)
+        """Return what extracts weights, with the arithmetic on that device."""
+        yield partial(self._read, device=device)
 
-    def _read(self, pair: TensorPair, device: torch.device) -> Finish[Factors]:
-        """With the steps of their stored values, of both sides together, where these are in FP8."""
+    def _read(self, pair: TensorPair, *, device: torch.device) -> Finish[Factors]:
+        """Read both weights, and the steps of their stored values where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
             base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
+        return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self.settings)
 
-        def finish(report: Report) -> Factors:
-            return extract_module(
-                pair.name,
-                base=base.to(device),
-                tuned=tuned.to(device),
-                settings=self.settings,
-                steps=None if steps is None else steps.to(device),
-                on_iteration=partial(_report_iteration, report, self.label(pair)),
-            )
 
-        return finish
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A weight on both sides, and the steps of a quantisation, in main memory."""
+
+    name: str
+    base: Tensor
+    tuned: Tensor
+    steps: Tensor | None
+
+
+def _extract_on(device: torch.device, weights: _Weights, settings: AdapterSettings, report: Report) -> Factors:  # noqa: PLR0917 - bound in front
+    label = f"extracting {weights.name}"
+    return extract_module(
+        weights.name,
+        base=weights.base.to(device),
+        tuned=weights.tuned.to(device),
+        settings=settings,
+        steps=None if weights.steps is None else weights.steps.to(device),
+        on_iteration=lambda iteration, share: report(f"{label}: {share:.3%} exact after {iteration} iterations"),
+    )
 
 
 def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
-    """Bytes of memory that extracting a weight of this shape takes, beside the process."""
+    """Return the bytes of memory that extracting a weight of this shape takes, beside the process."""
     each = _TO_RANK if isinstance(settings.rank, int) else _TO_ANY_RANK
     each = max(each, _EXACTLY) if settings.method == "exact" else each
     return _AT_LEAST + each * math.prod(shape)
-
-
-def _report_iteration(report: Report, label: str, iteration: int, share: float) -> None:  # noqa: PLR0917 - bound in front
-    report(f"{label}: {share:.3%} exact after {iteration} iterations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +211,9 @@ def _recovered(
     )
     residual = None
     if settings.residual:
-        residual = residual_of(weight.base, weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic).cpu()
+        residual = residual_of(
+            base=weight.base, tuned=weight.tuned, b=exact.b, a=exact.a, arithmetic=exact.arithmetic
+        ).cpu()
     recovery = ExactRecovery(
         arithmetic=exact.arithmetic,
         told_apart=exact.told_apart,
@@ -173,7 +230,7 @@ def _recovered(
 
 
 def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigures:
-    """Return the figures; `norm` is the Frobenius norm of the delta."""
+    """Return the figures of a module; `norm` is the Frobenius norm of its delta."""
     rows, columns = weight.tuned.shape
     elements = weight.tuned.numel()
     svd, noise = found.svd, weight.noise

@@ -32,7 +32,7 @@ class _Kept(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ModuleCache:
     """The modules that were finished with the same inputs, settings, code and machine; `key` is the digest of these."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Shelf:
         return kept.figures if kept is not None and whole else None
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes that the factors take on disk."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
     def factors(self, figures: ModuleFigures) -> Factors:
@@ -103,13 +103,13 @@ class Shelf:
         return kept_file(self.folder, name, suffix=".safetensors")
 
 
-def shelf(work: Path, key: str) -> Shelf:
-    """The shelf of this key in the work folder; those of other keys are cleared away."""
+def open_module_cache(work: Path, key: str) -> ModuleCache:
+    """Return the modules of this key in the work folder, and clear those of other keys away."""
     folder = work / f"modules-{key[:16]}"
     for other in work.glob("modules-*"):
         if other != folder:
             shutil.rmtree(other)
-    return Shelf(folder, key)
+    return ModuleCache(folder, key)
 
 
 def _planned(tensor: torch.Tensor) -> Planned:

@@ -5,64 +5,41 @@ beside further modules (Mamba's `A_log`): to replace its module would replace th
 a tensor that the other lacks, or has in another shape, is refused here: the base's could not take it in.
 """
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ExtractionError, listed
 
 
-def carried_modules(
-    different: Iterable[str],
-    source: Mapping[str, TensorHeader],
+def modules_to_save(
+    chosen: Sequence[str],
     *,
     base: Mapping[str, TensorHeader],
-    carry: Sequence[str],
+    tuned: Mapping[str, TensorHeader],
 ) -> dict[str, tuple[str, ...]]:
-    """Modules with a tensor that differs and that `carry` names, sorted; with each, all its tensors.
+    """Find the modules of the tensors that differ and that the manifest's `carry` selects.
 
     Args:
-        different: the tensors that differ.
-        source: its headers.
-        base: its headers.
-        carry: names of tensors, or patterns.
+        chosen: names of these tensors.
+        base: the base's headers, by tensor name.
+        tuned: the headers of the merged fine-tune, by tensor name.
+
+    Returns:
+        The modules by name, sorted; with each, all its tensors.
 
     Raises:
-        ExtractionError: a pattern matches no tensor, or selects a parameter that PEFT cannot carry alone, or a tensor
-            of a module is not the same kind on both sides.
+        ExtractionError: a tensor is a parameter that PEFT cannot carry alone, or a tensor of a module is not the same
+            kind on both sides.
     """
-    require_matches("carry", carry, source, of="of the source")
-    chosen = [name for name in different if named_by(name, carry)]
     modules = {module_of(name) for name in chosen}
-    _require_leaves(chosen, source)
-    _require_on_both_sides(modules, source, base)
-    return {module: tuple(sorted(name for name in source if module_of(name) == module)) for module in sorted(modules)}
+    _require_leaves(chosen, tuned)
+    _require_on_both_sides(modules, base=base, tuned=tuned)
+    return {module: tuple(sorted(name for name in tuned if module_of(name) == module)) for module in sorted(modules)}
 
 
 def module_of(name: str) -> str:
-    """The module that this tensor is a parameter of."""
+    """Return the module that this tensor is a parameter of."""
     return name.rpartition(".")[0]
-
-
-def named_by(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the manifest's adapter.ignore or adapter.carry names this tensor."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def require_matches(field: str, patterns: Sequence[str], names: Iterable[str], *, of: str) -> None:
-    """Each pattern of this field of `adapter` matches a tensor; `of` says whose tensors `names` are.
-
-    Raises:
-        ExtractionError: naming those that match none.
-    """
-    every = list(names)
-    idle = [pattern for pattern in patterns if not fnmatch.filter(every, pattern)]
-    if idle:
-        raise ExtractionError(
-            f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
-            expected=f"names or patterns of tensors {of}",
-            next_step="correct or remove them in the manifest",
-        )
 
 
 def _require_leaves(chosen: Iterable[str], names: Iterable[str]) -> None:
@@ -81,17 +58,17 @@ def _require_leaves(chosen: Iterable[str], names: Iterable[str]) -> None:
 
 
 def _require_on_both_sides(
-    modules: Collection[str], source: Mapping[str, TensorHeader], base: Mapping[str, TensorHeader]
+    modules: Collection[str], *, base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader]
 ) -> None:
-    """The base's module takes the carried tensors in, so that it has to have them all, and no others."""
+    """Require that the base's module has all tensors that are stored, and no others: it takes them in."""
     problems = [
-        f"{name} is in the {'source' if name in source else 'base'} alone"
-        for name in sorted(source.keys() ^ base.keys())
+        f"{name} is in the {'source' if name in tuned else 'base'} alone"
+        for name in sorted(tuned.keys() ^ base.keys())
         if module_of(name) in modules
     ] + [
         f"{name} has another shape in the base"
-        for name in sorted(source.keys() & base.keys())
-        if module_of(name) in modules and source[name].shape != base[name].shape
+        for name in sorted(tuned.keys() & base.keys())
+        if module_of(name) in modules and tuned[name].shape != base[name].shape
     ]
     if problems:
         raise ExtractionError(

@@ -3,10 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from publisher.checkpoints.pairs import Sides
+from publisher.checkpoints.pairs import Sides, TensorPair
 from publisher.checkpoints.snapshots import absolute
 from publisher.engines import Job, Result, Unit
 from publisher.records.checkpoint import Snapshot
+
+BLOCK = 1 << 20  # elements looked at at once, small enough for a processor's cache
+_BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
+_DEQUANTISED = 8  # times the stored bytes of a tensor: what both sides take where FP8 is dequantised, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +22,9 @@ class PairJob(Job[Unit, Result]):
     def packed(self) -> Self:
         """Return the job with absolute paths."""
         return replace(self, snapshots=Sides(*map(absolute, self.snapshots)))
+
+
+def bytes_to_look_at(pair: TensorPair) -> int:
+    """Return what looking at both sides takes: a few blocks, or the whole tensor where FP8 is dequantised."""
+    in_fp8 = pair.tuned.scale is not None or pair.base.scale is not None
+    return _BLOCKS + (_DEQUANTISED * pair.size if in_fp8 else 0)

@@ -6,24 +6,25 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from publisher.errors import shown
-from publisher.extraction.comparison import Comparison, layers_of, ranges
+from publisher.extraction.comparison import Comparison
+from publisher.extraction.preflight import layers_of, ranges
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import (
     APPROXIMATE,
     PLATEAU,
-    ExactRecovery,
+    Carried,
     Extraction,
     ExtractionSummary,
+    LeftOut,
     ModuleExtraction,
     RankCount,
     RecoverySummary,
     Spread,
 )
 from publisher.records.filenames import EXPORTS, RESIDUAL
-from publisher.records.record import six_digits
 
 NEGLIGIBLE = 0.01  # relative error of a fit below which nothing worth the word is missing
 
@@ -37,9 +38,20 @@ def summarise(
     residual: FileDigest | None = None,
     exports: tuple[FileDigest, ...] = (),
 ) -> ExtractionSummary:
-    """The summary of these modules, at least one; the digests are those of the files written."""
+    """Sum up an extraction.
+
+    Args:
+        modules: of the adapter, at least one.
+        seen: what the comparison of the checkpoints found.
+        adapter: digest of adapter_model.safetensors.
+        config: digest of adapter_config.json.
+        residual: digest of residual.safetensors, where it was asked for.
+        exports: digests of the files in other formats.
+
+    Returns:
+        The summary; every figure in it follows from `modules` and `seen`.
+    """
     elements = [math.prod(module.shape) for module in modules]
-    exact = sum(module.exact_share * count for module, count in zip(modules, elements, strict=True))
     total = _whole_update(modules, seen)
     adapted = sum(map(_update_square, modules))
     missing = sum(_update_square(module) * module.relative_error**2 for module in modules)
@@ -52,11 +64,11 @@ def summarise(
         ranks=_rank_counts(modules),
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
-        left_out=tuple(tensor.model_copy(update=_share(tensor.norm, total)) for tensor in seen.left_out),
+        left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
         fp8=seen.fp8,
-        carried=tuple(module.model_copy(update=_share(module.norm, total)) for module in seen.carried),
+        carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
-        + sum(module.parameters for module in seen.carried),
+        + sum(module.parameters for module in seen.saved),
         adapter=adapter,
         config=config,
         relative_error=_spread(module.relative_error for module in modules),
@@ -66,7 +78,7 @@ def summarise(
         update_rms=_spread(module.update_rms for module in modules),
         energy=1 - missing / adapted,
         approximation=_approximates(modules),
-        exact_share=exact / sum(elements),
+        exact_share=_weighted_mean([module.exact_share for module in modules], elements),
         exact_share_modules=_spread(module.exact_share for module in modules),
         recovery=_recovery(modules, residual),
         exports=exports,
@@ -77,16 +89,12 @@ def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) 
     found = [(module, module.recovery) for module in modules if module.recovery is not None]
     if not found:
         return None
-    elements = sum(math.prod(module.shape) for module, _ in found)
-
-    def share(of: Callable[[ExactRecovery], float]) -> float:
-        return sum(math.prod(module.shape) * of(recovery) for module, recovery in found) / elements
-
+    elements = [math.prod(module.shape) for module, _ in found]
     recoveries = [recovery for _, recovery in found]
     return RecoverySummary(
-        svd_share=share(lambda recovery: recovery.svd_share),
-        float32_share=share(lambda recovery: recovery.float32_share),
-        share=share(lambda recovery: recovery.share),
+        svd_share=_weighted_mean([recovery.svd_share for recovery in recoveries], elements),
+        float32_share=_weighted_mean([recovery.float32_share for recovery in recoveries], elements),
+        share=_weighted_mean([recovery.share for recovery in recoveries], elements),
         modules=_spread(recovery.float32_share for recovery in recoveries),
         arithmetic=dict(sorted(Counter(recovery.arithmetic for recovery in recoveries).items())),
         told_apart=sum(recovery.told_apart for recovery in recoveries),
@@ -97,10 +105,14 @@ def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) 
     )
 
 
+def _weighted_mean(shares: Sequence[float], elements: Sequence[int]) -> float:
+    return sum(count * share for count, share in zip(elements, shares, strict=True)) / sum(elements)
+
+
 def _whole_update(modules: Sequence[ModuleExtraction], seen: Comparison) -> float:
-    """Squared norm of everything that differs: in the adapter's modules, carried whole, or left out."""
+    """Return the squared norm of everything that differs: in the adapter's modules, stored whole, or left out."""
     adapted = sum(map(_update_square, modules))
-    carried = sum(module.norm**2 for module in seen.carried)
+    carried = sum(module.norm**2 for module in seen.saved)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
@@ -109,18 +121,14 @@ def _update_square(module: ModuleExtraction) -> float:
 
 
 def _approximates(modules: Sequence[ModuleExtraction]) -> bool:
-    """Whether the fits miss more than rounding, even a merge that rounded twice, could have added."""
+    """Return whether the fits miss more than rounding, even a merge that rounded twice, could have added."""
     ratios = [module.ratio for module in modules if module.ratio is not None]
     lost = statistics.median(module.fit_error for module in modules)
     return bool(ratios) and statistics.median(ratios) > APPROXIMATE and lost > NEGLIGIBLE
 
 
-def _share(norm: float | None, total: float) -> dict[str, float | None]:
-    return {"share": None if norm is None else six_digits(norm**2 / total)}
-
-
 def summary_problems(extraction: Extraction) -> list[str]:
-    """The fields of the summary that do not follow from the modules."""
+    """Return the fields of the summary that do not follow from the modules, in words."""
     claimed = extraction.summary
     again = summarise(
         extraction.modules,
@@ -137,7 +145,7 @@ def summary_problems(extraction: Extraction) -> list[str]:
 
 
 def _as_claimed(extraction: Extraction) -> Comparison:
-    """What only the checkpoints could tell, as the summary has it; the layers from the modules' names."""
+    """Return what only the checkpoints could tell, as the summary has it; the layers come from the modules' names."""
     names = [f"{module.name}.weight" for module in extraction.modules]
     summary = extraction.summary
     return Comparison(
@@ -147,13 +155,13 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         left_out=summary.left_out,
         layers=layers_of(names, names)[0],
         layers_total=summary.layers_total,
-        carried=summary.carried,
+        saved=summary.carried,
         fp8=summary.fp8,
     )
 
 
 def differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
-    """The fields of the summary that do not come out again."""
+    """Yield the fields of the summary that do not come out again, in words."""
     there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
     for field, value in there.items():
         if value != found[field]:

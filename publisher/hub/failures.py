@@ -109,7 +109,7 @@ def _absence(error: Exception, repo: str, *, revision: str, filename: str, at: D
             f"{repo} has no revision {revision}", next_step="correct the pin, or: publish pin MANIFEST"
         )
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-        what = f" has no file {filename}" if filename else f": {_first_line(error)}"
+        what = f" has no file {filename}" if filename else f": {_shown(causes.first_line(error))}"
         return MissingFileError(f"{repo}@{revision[:8]}{what}", next_step="correct the manifest")
     return None
 
@@ -180,9 +180,8 @@ def _refusal(error: HfHubHTTPError, repo: str, *, at: Destination) -> HubError:
 def _reason(error: Exception) -> str:
     """Return the first line of what the Hub said, else of the exception, as a message may repeat it."""
     said = error.server_message if isinstance(error, HfHubHTTPError) else None
-    return for_terminal(said.splitlines()[0])[:SAID] if said else _first_line(error)
+    return _shown(said.splitlines()[0] if said else causes.first_line(error))
 
 
-def _first_line(error: BaseException) -> str:
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _shown(line: str) -> str:
     return for_terminal(line)[:SAID]

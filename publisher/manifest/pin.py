@@ -19,7 +19,7 @@ import yaml
 from publisher.border.yaml_text import BoundedLoader
 from publisher.errors import ManifestError
 from publisher.manifest.fields import is_commit_id
-from publisher.manifest.reading import manifest_error, parse_manifest, read_text
+from publisher.manifest.reading import manifest_error, parse_manifest, read_manifest_text
 from publisher.manifest.schema import Manifest
 from publisher.records.files import atomic
 
@@ -83,7 +83,7 @@ def pin(path: Path, resolve: Callable[[str, str], str]) -> tuple[Pinned, ...]:
         ManifestError: where the manifest has problems that pinning does not mend, naming all of them.
         HubError: what `resolve` raises.
     """
-    text, problems = read_text(path)
+    text, problems = read_manifest_text(path)
     if text is None:
         raise manifest_error(problems)
     loose = tuple(_loose_references(text))
@@ -189,8 +189,9 @@ def _loose(text: str, field: str, *, node: yaml.Node | None) -> Iterator[_Loose]
 
 def _replacement(text: str, field: str, *, revision: _Field, repo: str, name: str) -> _Loose:
     start, end = _extent(text, revision)
-    quote = text[start] if text[start:end] and text[start] in "'\"" else ""
-    return _Loose(field, repo, name, start, end, before="" if text[start:end] else " ", quote=quote)
+    written = text[start:end]
+    quote = written[:1] if written.startswith(("'", '"')) else ""
+    return _Loose(field, repo, name, start, end, before="" if written else " ", quote=quote)
 
 
 def _insertion(text: str, field: str, *, repo: _Field, name: str) -> _Loose:

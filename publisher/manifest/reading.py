@@ -39,11 +39,11 @@ def read_manifest(path: Path, *, templates: bool = True) -> tuple[Manifest | Non
         path: the YAML file.
         templates: whether the card's templates must be there; who reads a release has no use for them.
     """
-    text, problems = read_text(path)
+    text, problems = read_manifest_text(path)
     return (None, problems) if text is None else parse_manifest(path, text, templates=templates)
 
 
-def read_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
+def read_manifest_text(path: Path) -> tuple[str | None, tuple[Problem, ...]]:
     """Return the file's text with its line ends as they are, or the problem that keeps it from being read."""
     try:
         return read_regular(path, limit=LIMITS.yaml_bytes).decode(), ()

@@ -46,7 +46,7 @@ def short_dtype(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def rough_products() -> Iterator[None]:
-    """Let factors of float32 products be rounded to bfloat16 or TF32 where that is faster; sums stay in float32."""
+    """Round factors of float32 products to bfloat16 or TF32 where that is faster; sums stay in float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:

@@ -199,7 +199,7 @@ def _try(
     on_iteration: OnIteration,
     share_to_beat: float,
 ) -> _Try:
-    """Fit the factors by this arithmetic.
+    """Find factors by this arithmetic.
 
     Where not even all possible elements would beat another's share, nothing is fitted, and that is the share.
     """

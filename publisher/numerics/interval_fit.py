@@ -50,7 +50,7 @@ OnIteration = Callable[[int, float], None]
 
 
 def ignore_iterations(_iteration: int, _inside: float) -> None:
-    """Do nothing with what an iteration reached."""
+    """Take what an iteration reached, and leave it."""
 
 
 @dataclass(frozen=True, slots=True)

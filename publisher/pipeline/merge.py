@@ -8,7 +8,7 @@ work.
 from dataclasses import dataclass
 from pathlib import Path
 
-from publisher.adapters.merged_checkpoint import opened_parts, require_free, write_merged
+from publisher.adapters.merged_checkpoint import open_inputs, require_free, write_merged
 from publisher.checkpoints.downloads import fetch_companions
 from publisher.errors import ManifestError, MergeError
 from publisher.manifest.reading import load_manifest
@@ -44,7 +44,14 @@ class Request:
 
 
 def merge(request: Request, progress: Progress) -> Merged:
-    """Write the checkpoint.
+    """Write base + adapter as one complete checkpoint.
+
+    Args:
+        request: what is merged, and where to.
+        progress: told of each piece of work.
+
+    Returns:
+        What the checkpoint is, and how near to the released one.
 
     Raises:
         ManifestError: the manifest has no such variant, or several and none was named.
@@ -65,8 +72,8 @@ def merge(request: Request, progress: Progress) -> Merged:
         base = hashed_here(base, memo=memo, progress=progress, hashed=hashed)
         _require_base(extraction, base)
         fetch_companions(base, progress)
-        with opened_parts(extraction, base, staged=staged) as parts:
-            return write_merged(parts, base, out=request.out, again_fp8=request.fp8, progress=progress)
+        with open_inputs(extraction, base, staged=staged) as inputs:
+            return write_merged(inputs, base, out=request.out, again_fp8=request.fp8, progress=progress)
 
 
 def _chosen(manifest: Manifest, path: str | None) -> Variant:

@@ -125,32 +125,45 @@ class ModuleExtraction(ModuleFigures):
         return cls(**dict(figures), alpha=alpha, transposed=transposed)
 
 
-class LeftOut(Record):
-    """A tensor that differs and is left out because the manifest says so.
+class DifferentTensor(Record):
+    """A tensor that differs and that the manifest's `adapter.ignore` names.
 
     Attributes:
         name: the tensor.
         reason: how it differs.
         norm: Frobenius norm of its difference; absent where there is none to take, as between two shapes.
-        share: its share of the squared norm of all differences; absent where there is no norm.
     """
 
     name: TensorName
     reason: str
     norm: Figure | None = None
+
+
+class LeftOut(DifferentTensor):
+    """A tensor that the adapter leaves out, and how much of the update that is.
+
+    Attributes:
+        share: of the squared norm of all differences; absent where the tensor has no norm.
+    """
+
     share: Figure | None = None
 
+    @classmethod
+    def of(cls, tensor: DifferentTensor, *, total: float) -> Self:
+        """Return the entry of a tensor, where `total` is the squared norm of all differences."""
+        share = None if tensor.norm is None else tensor.norm**2 / total
+        return cls(name=tensor.name, reason=tensor.reason, norm=tensor.norm, share=share)
 
-class Carried(Record):
-    """A module whose tensors the adapter holds whole, as the source has them (PEFT's modules_to_save).
+
+class SavedModule(Record):
+    """A module whose tensors the adapter holds whole, as the fine-tune has them (PEFT's modules_to_save).
 
     Attributes:
         module: its full name.
         tensors: the tensors stored, all that the module has.
         tied: further modules of the class that share its weight and get the same tensors.
         parameters: elements stored for it, those of `tied` included.
-        norm: Frobenius norm of source minus base.
-        share: its share of the squared norm of all differences; absent until the summary knows them all.
+        norm: Frobenius norm of tuned minus base.
     """
 
     module: TensorName
@@ -158,7 +171,28 @@ class Carried(Record):
     tied: Each[TensorName]
     parameters: Count
     norm: Figure
+
+
+class Carried(SavedModule):
+    """A module that the adapter holds whole, and how much of the update that is.
+
+    Attributes:
+        share: of the squared norm of all differences.
+    """
+
     share: Figure | None = None
+
+    @classmethod
+    def of(cls, saved: SavedModule, *, total: float) -> Self:
+        """Return the entry of a module, where `total` is the squared norm of all differences."""
+        return cls(
+            module=saved.module,
+            tensors=saved.tensors,
+            tied=saved.tied,
+            parameters=saved.parameters,
+            norm=saved.norm,
+            share=saved.norm**2 / total,
+        )
 
 
 class Spread(Record):

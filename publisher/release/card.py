@@ -28,10 +28,18 @@ _PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "
 
 
 def card_files(manifest: Manifest, evidence: Sequence[VariantEvidence], *, beside: Path) -> dict[str, str]:
-    """README.md and its charts, by path in the release; templates are found as `render_card` says.
+    """Return README.md and the charts beside it, as they follow from the evidence.
+
+    Args:
+        manifest: the release's.
+        evidence: of each variant, in the manifest's order.
+        beside: the folder whose templates come first, as for `render_card`.
+
+    Returns:
+        The text of each file, by its path in the release.
 
     Raises:
-        CardError: as `render_card` does.
+        CardError: a template is missing, is not Jinja, or names a variable that is not there.
     """
     charts: dict[str, str] = {}
     for item in evidence:
@@ -63,10 +71,16 @@ def stale_charts(manifest: Manifest, files: Mapping[str, str], root: Path) -> tu
 
 
 def render_card(manifest: Manifest, evidence: Sequence[VariantEvidence], *, beside: Path) -> str:
-    """README.md: header, body and stamp, one newline at the end, no space at the end of a line.
+    """Return README.md: header, body and stamp, with one newline at its end and no space at the end of a line.
 
-    The templates that the manifest names are looked for in the folder `beside` (the manifest's own), then among
-    those that come with this tool: the order of `find_template`.
+    Args:
+        manifest: the release's.
+        evidence: of each variant, in the manifest's order.
+        beside: the folder in which the manifest's templates are looked for first, its own; those that come with this
+            tool are next, which is the order of `find_template`.
+
+    Returns:
+        The card's text.
 
     Raises:
         CardError: a template is missing, is not Jinja, or names a variable that is not there.
@@ -94,7 +108,7 @@ def stamp() -> str:
 
 
 def check_card(text: str, path: Path) -> str:
-    """Unified diff from the card at `path` to this text; empty where they are the same."""
+    """Return the unified diff from the card at `path` to this text; it is empty where they are the same."""
     there = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = (there.splitlines(keepends=True), text.splitlines(keepends=True))
     return "".join(difflib.unified_diff(*lines, fromfile=f"{path}", tofile="rendered now"))

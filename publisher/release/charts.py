@@ -32,9 +32,26 @@ from publisher.release.svg import (
 from publisher.release.svg import svg as drawn
 
 _Key = TypeVar("_Key")
-WIDTH = 720
+
+# Lengths in units of the chart, about a pixel each; y grows downwards.
+WIDTH = 720  # of every chart
 _TOP, _RIGHT = 46, 16  # room for the title, and at the right
-_LETTER = 6.4
+_LETTER = 6.4  # mean width of a letter of a label
+_TITLE_BASE, _TITLE_LEFT, _TITLE_LETTER = 20, 4, 7  # base line and left end of the title, mean width of its letters
+_TITLE_GAP = 40  # between the title and what is added at its right
+_PLOT_LEFT, _PLOT_BOTTOM = 66, 236  # of a plot with numbers on its left
+_NAMES_MOST = 260  # the longest names of rows take so much at most
+_NAMES_MARGIN, _NAME_GAP = 24, 8  # beside the names of rows, and between a name and its row
+_AXIS_NAME_X = 16  # of an axis' name that reads upwards
+_LEGEND_BELOW, _END_BELOW = 68, 80  # from the plot's bottom to the legend's base line, and to the chart's end
+_COLUMN_MOST = 40  # width of a layer's column
+_LAYER_ROOM = 26  # for the number of a layer below its column
+_STACKS_BELOW = (33, 47)  # from the axis to the names of stacks, which stand on two lines in turns
+_STACK_TICK = 22  # length of the line between two stacks
+_ROW, _LOW_ROW, _MANY_ROWS = 20, 15, 9  # height of a row of the map, of one among more than that many
+_BASE_LINE = 4  # from the middle of a row down to the base line of its label
+_HEADROOM = 1.06  # how much longer than its largest value an axis is
+
 _BLOCKS = 6  # colours for the parts of a layer; what is left shares the last
 _LEVELS = (  # error in units of the floor: up to what, the tone, in words
     (0.5, "m0", "below 0.5"),
@@ -67,12 +84,12 @@ class Spot:
 
     @property
     def block(self) -> str:
-        """`mlp` of `mlp.up_proj`."""
+        """The part of the layer that the module belongs to: `mlp` of `mlp.up_proj`."""
         return self.part.rpartition(".")[0].rpartition(".")[2] or self.part.rpartition(".")[2]
 
 
 def spot_of(name: str) -> Spot:
-    """By the first number in the name, as `comparison.layers_of` has it."""
+    """Return where a module is, by the first number in its name; `comparison.layers_of` does the same."""
     if match := re.match(r"(?:(.*?)\.)?(\d+)\.(.+)", name):
         return Spot(Column(match[1] or "", int(match[2])), match[3])
     return Spot(Column("", None), name)
@@ -87,7 +104,7 @@ class _Columns:
 
     @classmethod
     def of(cls, modules: Sequence[ModuleExtraction], *, left: float) -> "_Columns":
-        """All columns of these modules, the layers of a stack together."""
+        """Return the columns of these modules, the layers of a stack together."""
         columns = {spot_of(module.name).column for module in modules}
         return cls(tuple(sorted(columns, key=lambda c: (c.layer is None, c.stack, c.layer or 0))), left)
 
@@ -97,8 +114,8 @@ class _Columns:
 
     @property
     def width(self) -> float:
-        """Of one column: at most 40."""
-        return min((self.right - self.left) / len(self.known), 40)
+        """The width of one column."""
+        return min((self.right - self.left) / len(self.known), _COLUMN_MOST)
 
     @property
     def end(self) -> float:
@@ -112,30 +129,37 @@ class _Columns:
         return self.start(column) + self.width / 2
 
     def axis(self, y: float) -> list[Mark]:
-        """Layers, as many as have room, and the stacks where there are several."""
-        stride = max(1, math.ceil(26 / self.width))
+        """Yield the labels of the layers, as many as have room, and of the stacks where there are several."""
+        stride = max(1, math.ceil(_LAYER_ROOM / self.width))
         shown = [column for place, column in enumerate(self.known) if place % stride == 0]
         labels = (Tick(self.centre(c), "–" if c.layer is None else str(c.layer)) for c in shown)
         return [*bottom_axis(tuple(labels), y=y), *self._stacks(y)]
 
     def _stacks(self, y: float) -> Iterator[Mark]:
-        """What the columns are; names of several stacks stand on two lines in turns: none runs into the next."""
+        """Yield what the columns are; names of several stacks stand on two lines in turns, so that none meet."""
         stacks = [(stack, list(group)) for stack, group in groupby(self.known, key=lambda column: column.stack)]
         for place, (stack, group) in enumerate(stacks):
             above = stack.rpartition(".")[0].rpartition(".")[2] or stack
-            text = "layer" if len(stacks) == 1 else f"layer of {above}" if stack else "elsewhere"
+            text = f"layer of {above}" if stack else "elsewhere"
+            if len(stacks) == 1:
+                text = "layer"
             middle = (self.start(group[0]) + self.start(group[-1]) + self.width) / 2
             middle = min(middle, WIDTH - _LETTER * len(text) / 2)
-            yield Label(middle, y + (33 if place % 2 == 0 else 47), text, "middle", "small")
+            yield Label(middle, y + _STACKS_BELOW[place % 2], text, "middle", "small")
             if place:
-                yield Line(((self.start(group[0]), y), (self.start(group[0]), y + 22)), "frame")
+                yield Line(((self.start(group[0]), y), (self.start(group[0]), y + _STACK_TICK)), "frame")
 
 
 def _title(text: str, more: str = "") -> list[Mark]:
-    """The chart's title, and at its right what may be added in small."""
-    room = WIDTH - _RIGHT - 40 - 7 * len(text)
-    added = [Label(WIDTH - _RIGHT, 20, _cut(more, room), "end", "small")] if more else []
-    return [Label(4, 20, text, "start", "strong"), *added]
+    """Return the chart's title and, at its right, what may be added in small letters."""
+    room = WIDTH - _RIGHT - _TITLE_GAP - _TITLE_LETTER * len(text)
+    added = [Label(WIDTH - _RIGHT, _TITLE_BASE, _cut(more, room), "end", "small")] if more else []
+    return [Label(_TITLE_LEFT, _TITLE_BASE, text, "start", "strong"), *added]
+
+
+def _names_width(names: Iterable[str], *, most: float) -> float:
+    """Return how much room the names of rows take on the left."""
+    return min(_NAMES_MARGIN + _LETTER * max(map(len, names)), most)
 
 
 def _percent(share: float) -> str:
@@ -146,31 +170,36 @@ def _percent(share: float) -> str:
 
 
 def error_map(extraction: Extraction) -> Chart:
-    """Each module's relative error in units of what merge rounding leaves; layers across, modules of a layer down."""
+    """Draw each module's relative error over what merge rounding leaves: layers across, modules of a layer down."""
     modules = extraction.modules
     rows = list(dict.fromkeys(spot_of(m.name).part for m in sorted(modules, key=lambda m: spot_of(m.name).block)))
-    columns = _Columns.of(modules, left=min(24 + _LETTER * max(map(len, rows)), 260))
-    height = 15 if len(rows) > len("self_attn") else 20
+    columns = _Columns.of(modules, left=_names_width(rows, most=_NAMES_MOST))
+    height = _LOW_ROW if len(rows) > _MANY_ROWS else _ROW
     bottom = _TOP + height * len(rows)
     marks = [*_title("Relative error of each module, in units of what merge rounding leaves", extraction.label)]
-    marks += [Label(columns.left - 8, _TOP + height * (row + 0.5) + 4, part, "end") for row, part in enumerate(rows)]
+    for row, part in enumerate(rows):
+        marks.append(Label(columns.left - _NAME_GAP, _TOP + height * (row + 0.5) + _BASE_LINE, part, "end"))
     marks.append(Rect(columns.left, _TOP, columns.end - columns.left, bottom - _TOP, "empty"))
     for module in modules:
         spot = spot_of(module.name)
         y = _TOP + height * rows.index(spot.part)
-        tone = next((tone for limit, tone, _ in _LEVELS if floors(module) <= limit), _LEVELS[-1][1])
         gap = min(1, columns.width / 6)
-        at = columns.start(spot.column) + gap / 2
-        marks.append(Rect(at, y + 0.5, columns.width - gap, height - 1, tone, _error_tip(module)))
+        x = columns.start(spot.column) + gap / 2
+        marks.append(Rect(x, y + 0.5, columns.width - gap, height - 1, _level(module), _error_tip(module)))
     marks += columns.axis(bottom)
-    marks += legend([(tone, label) for _, tone, label in _LEVELS], x=columns.left, y=bottom + 68)
+    marks += legend([(tone, label) for _, tone, label in _LEVELS], x=columns.left, y=bottom + _LEGEND_BELOW)
     counts = (f"{sum(floors(m) <= limit for m in modules)} of {len(modules)} at most {limit:g}" for limit in (1.2, 3.0))
     described = f"A map, layers across and modules down. Modules by error over floor: {', '.join(counts)}."
-    return Chart("Relative error against its floor", described, WIDTH, bottom + 80, tuple(marks))
+    return Chart("Relative error against its floor", described, WIDTH, bottom + _END_BELOW, tuple(marks))
+
+
+def _level(module: ModuleExtraction) -> str:
+    """Return the tone of a module's error over its floor."""
+    return next((tone for limit, tone, _ in _LEVELS if floors(module) <= limit), _LEVELS[-1][1])
 
 
 def floors(module: ModuleExtraction) -> float:
-    """The relative error in units of the rounding floor."""
+    """Return the relative error in units of the rounding floor; infinity where that floor is zero."""
     return module.relative_error / module.rounding_floor if module.rounding_floor else math.inf
 
 
@@ -181,41 +210,50 @@ def _error_tip(module: ModuleExtraction) -> str:
 
 # --- spectra ------------------------------------------------------------------------------------------------
 
+_PANELS_LEFT, _PANELS_BOTTOM, _PANEL_GAP = 56, 250, 22
+_PANEL_HEADING = 40  # height of the two lines above a panel
+_PANEL_LINES = (4, 22)  # base lines of those two, from the top
+_RANK_BELOW = 32  # from the axis to the words below it
+_NO_STACKS = 10  # what this chart is lower, as no names of stacks stand below it
+_VALUE_RADIUS, _LEFT_OUT_RADIUS = 2.6, 3.2  # of the dots
+
 
 def spectrum(extraction: Extraction) -> Chart | None:
-    """Singular values of three modules, with noise edge and rank; None where the evidence holds no spectra."""
+    """Draw the singular values of three modules, with noise edge and rank.
+
+    The answer is None where the evidence holds no spectra.
+    """
     chosen = chosen_modules(extraction)
     if not chosen:
         return None
     values = [v for m in chosen for v in (*m.spectrum, m.noise_edge, m.sigma_next or m.noise_edge)]
-    gap, left, bottom = 22, 56, 250
-    width = (WIDTH - _RIGHT - left - gap * (len(chosen) - 1)) / len(chosen)
-    y = log_axis(values, start=bottom, end=_TOP + 40)
+    left, bottom = _PANELS_LEFT, _PANELS_BOTTOM
+    width = (WIDTH - _RIGHT - left - _PANEL_GAP * (len(chosen) - 1)) / len(chosen)
+    y = log_axis(values, start=bottom, end=_TOP + _PANEL_HEADING)
     marks = [*_title("Singular values of the update, and the largest that rounding alone would have", extraction.label)]
+    headings = _CHOSEN[-len(chosen) :]
     for place, module in enumerate(chosen):
-        start = left + place * (width + gap)
-        marks += _panel(
-            module, Axis(0, module.rank * 1.08 + 1, start, start + width), y=y, heading=_CHOSEN[-len(chosen) :][place]
-        )
-        marks += left_axis(y.ticks(), x=start, right=start + width) if place == 0 else _lines(y, start, start + width)
-    marks.append(Label(16, (bottom + y.end) / 2, "singular value", "middle", "small", turned=True))
+        start = left + place * (width + _PANEL_GAP)
+        x = Axis(0, module.rank * 1.08 + 1, start, start + width)
+        marks += _panel(module, x, y=y, heading=headings[place])
+        if place == 0:
+            marks += left_axis(y.ticks(), x=start, right=start + width)
+        else:
+            marks += [Line(((start, tick.at), (start + width, tick.at))) for tick in y.ticks()]
+    marks.append(Label(_AXIS_NAME_X, (bottom + y.end) / 2, "singular value", "middle", "small", turned=True))
     entries = [("kept", "kept in the adapter"), ("ring", "first one left out"), ("noise", "what rounding alone gives")]
-    marks += legend(entries, x=left, y=bottom + 58)
+    marks += legend(entries, x=left, y=bottom + _LEGEND_BELOW - _NO_STACKS)
     edges = "; ".join(
         f"{m.name}: {m.sigma_1:.3g} to {m.sigma_r:.3g} kept at rank {m.rank}, noise edge {m.noise_edge:.3g}"
         for m in chosen
     )
-    return Chart("Spectrum and noise edge", f"{edges}.", WIDTH, bottom + 70, tuple(marks))
-
-
-def _lines(y: Axis, left: float, right: float) -> list[Mark]:
-    return [Line(((left, tick.at), (right, tick.at))) for tick in y.ticks()]
+    return Chart("Spectrum and noise edge", f"{edges}.", WIDTH, bottom + _END_BELOW - _NO_STACKS, tuple(marks))
 
 
 def chosen_modules(extraction: Extraction) -> tuple[ModuleExtraction, ...]:
-    """Closest to the noise, in the middle, farthest from it, by the smallest value kept over the noise edge.
+    """Return the modules closest to the noise, in the middle and farthest from it, of those that leave something out.
 
-    Of those that leave something out, where there are any.
+    Their distance is the smallest value kept over the noise edge. Where none leaves anything out, all are candidates.
     """
     known = [module for module in extraction.modules if module.spectrum]
     known = [module for module in known if module.sigma_next is not None] or known
@@ -225,28 +263,30 @@ def chosen_modules(extraction: Extraction) -> tuple[ModuleExtraction, ...]:
 
 
 def margin(module: ModuleExtraction) -> float:
-    """The smallest value kept, in units of the noise edge."""
+    """Return the smallest value kept in units of the noise edge; infinity where that edge is zero."""
     return module.sigma_r / module.noise_edge if module.noise_edge else math.inf
 
 
 def _panel(module: ModuleExtraction, x: Axis, *, y: Axis, heading: str) -> Iterator[Mark]:
-    """One module's spectrum."""
+    """Yield the marks of one module's spectrum."""
     edge, spot = y.at(module.noise_edge), spot_of(module.name)
     where = "" if spot.column.layer is None else f"layer {spot.column.layer}: "
-    yield Label(x.start, _TOP + 4, heading, "start", "small")
-    yield Label(x.start, _TOP + 22, _cut(f"{where}{spot.part}", x.end - x.start), "start")
+    yield Label(x.start, _TOP + _PANEL_LINES[0], heading, "start", "small")
+    yield Label(x.start, _TOP + _PANEL_LINES[1], _cut(f"{where}{spot.part}", x.end - x.start), "start")
     yield Rect(x.start, edge, x.end - x.start, y.start - edge, "noise", f"noise edge {module.noise_edge:.3g}")
     yield Line(((x.start, edge), (x.end, edge)), "edge")
     points = list(zip(spectrum_places(module.rank), module.spectrum, strict=False))
     yield Line(tuple((x.at(place), y.at(value)) for place, value in points), "curve")
     for place, value in points:
-        yield Dot(x.at(place), y.at(value), "kept", f"{module.name}\nsingular value {place}: {value:.4g}", 2.6)
+        yield Dot(
+            x.at(place), y.at(value), "kept", f"{module.name}\nsingular value {place}: {value:.4g}", _VALUE_RADIUS
+        )
     if module.sigma_next is not None:
         tip = f"{module.name}\nfirst left out: {module.sigma_next:.4g}"
-        yield Dot(x.at(module.rank + 1), y.at(module.sigma_next), "ring", tip, 3.2)
+        yield Dot(x.at(module.rank + 1), y.at(module.sigma_next), "ring", tip, _LEFT_OUT_RADIUS)
     yield Line(((x.start, y.end), (x.start, y.start), (x.end, y.start)), "frame")
     yield from bottom_axis([Tick(x.at(1), "1"), Tick(x.at(module.rank), str(module.rank))][: module.rank], y=y.start)
-    yield Label((x.start + x.end) / 2, y.start + 32, f"rank {module.rank}", "middle", "small")
+    yield Label((x.start + x.end) / 2, y.start + _RANK_BELOW, f"rank {module.rank}", "middle", "small")
 
 
 def _cut(text: str, width: float) -> str:
@@ -258,12 +298,12 @@ def _cut(text: str, width: float) -> str:
 
 
 def layer_sizes(extraction: Extraction) -> Chart:
-    """The update's squared norm by layer, and which part of the layer it is in."""
-    modules, left, bottom = extraction.modules, 66, 236
+    """Draw the update's squared Frobenius norm by layer, and which part of the layer it is in."""
+    modules, left, bottom = extraction.modules, _PLOT_LEFT, _PLOT_BOTTOM
     tones = _tones(modules, _square)
     columns = _Columns.of(modules, left=left)
     stacks = _by(modules, lambda module: spot_of(module.name).column)
-    y = Axis(0, max(sum(map(_square, group)) for group in stacks.values()) * 1.06 or 1, bottom, _TOP)
+    y = Axis(0, max(sum(map(_square, group)) for group in stacks.values()) * _HEADROOM or 1, bottom, _TOP)
     marks = [*_title("Size of the update in each layer, by part"), *left_axis(y.ticks(), x=left, right=columns.end)]
     for column, group in stacks.items():
         below = 0.0
@@ -276,10 +316,15 @@ def layer_sizes(extraction: Extraction) -> Chart:
             marks.append(Rect(at, top, columns.width - gap, y.at(below) - top, tones[block], tip))
             below += size
     marks.append(Line(((left, bottom), (columns.end, bottom)), "frame"))
-    marks += [*columns.axis(bottom), Label(16, (bottom + _TOP) / 2, "squared norm", "middle", "small", turned=True)]
-    marks += legend(_named(tones), x=left, y=bottom + 68)
-    described = f"Bars by layer, {extraction.summary.layers or 'no'} layers; the tallest holds {y.high / 1.06:.3g}."
-    return Chart("Size of the update per layer", described, WIDTH, bottom + 80, tuple(marks))
+    marks += [
+        *columns.axis(bottom),
+        Label(_AXIS_NAME_X, (bottom + _TOP) / 2, "squared norm", "middle", "small", turned=True),
+    ]
+    marks += legend(_named(tones), x=left, y=bottom + _LEGEND_BELOW)
+    described = (
+        f"Bars by layer, {extraction.summary.layers or 'no'} layers; the tallest holds {y.high / _HEADROOM:.3g}."
+    )
+    return Chart("Size of the update per layer", described, WIDTH, bottom + _END_BELOW, tuple(marks))
 
 
 def _square(module: ModuleExtraction) -> float:
@@ -300,7 +345,7 @@ def _by(
 
 
 def _tones(modules: Sequence[ModuleExtraction], weight: Callable[[ModuleExtraction], float]) -> dict[str, str]:
-    """A colour for each part of a layer, in the order of their names; where there are many, the lightest share one."""
+    """Return a colour for each part of a layer, in the order of their names; of many, the lightest share one."""
     groups = _by(modules, lambda module: spot_of(module.name).block)
     ordered = sorted(groups, key=lambda block: (-sum(map(weight, groups[block])), block))
     named = [*sorted(ordered[:_BLOCKS]), *ordered[_BLOCKS:]]
@@ -308,7 +353,7 @@ def _tones(modules: Sequence[ModuleExtraction], weight: Callable[[ModuleExtracti
 
 
 def _named(tones: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The legend; blocks that share a colour are told together."""
+    """Return the entries of the legend; parts of a layer that share a colour have one entry."""
     groups: dict[str, list[str]] = {}
     for block, tone in tones.items():
         groups.setdefault(tone, []).append(block)
@@ -317,28 +362,32 @@ def _named(tones: Mapping[str, str]) -> list[tuple[str, str]]:
 
 # --- bit for bit --------------------------------------------------------------------------------------------
 
+_SHARE_ROOM, _LEAST_ROOM = 0.08, 2e-4  # of the axis beyond its values: of their range, and at least
+_SHARE_RADIUS = 2.8  # of the dots
+
 
 def exact_shares(extraction: Extraction) -> Chart:
-    """Which share of each module's weights a merge gives exactly as released, layer by layer."""
-    modules, left, bottom = extraction.modules, 66, 236
-    tones, columns = _tones(modules, _square), _Columns.of(modules, left=left)
+    """Draw which share of each module's weights a merge gives exactly as released, layer by layer."""
+    modules, left, bottom = extraction.modules, _PLOT_LEFT, _PLOT_BOTTOM
+    tones = _tones(modules, _square)
+    columns = _Columns.of(modules, left=left)
     shares = [module.exact_share for module in modules]
-    room = max(0.08 * (max(shares) - min(shares)), 2e-4)
+    room = max(_SHARE_ROOM * (max(shares) - min(shares)), _LEAST_ROOM)
     y = Axis(max(min(shares) - room, 0), min(max(shares) + room, 1), bottom, _TOP)
-    told = f"{_exact(extraction.summary.exact_share)} over all weights"
-    marks = _title("Weights that a merge restores bit for bit, module by module", f"dotted: {told}")
+    overall_text = f"{_exact(extraction.summary.exact_share)} over all weights"
+    marks = _title("Weights that a merge restores bit for bit, module by module", f"dotted: {overall_text}")
     marks += left_axis(y.ticks(percent=True), x=left, right=columns.end)
     overall = y.at(extraction.summary.exact_share)
     marks.append(Line(((left, overall), (columns.end, overall)), "whole"))
     for module in modules:
         spot = spot_of(module.name)
         tip = f"{module.name}\n{_exact(module.exact_share)} bit for bit"
-        marks.append(Dot(columns.centre(spot.column), y.at(module.exact_share), tones[spot.block], tip, 2.8))
+        marks.append(Dot(columns.centre(spot.column), y.at(module.exact_share), tones[spot.block], tip, _SHARE_RADIUS))
     marks.append(Line(((left, _TOP), (left, bottom), (columns.end, bottom)), "frame"))
     marks += columns.axis(bottom)
-    marks += legend(_named(tones), x=left, y=bottom + 68)
-    described = f"Dots by layer, from {_exact(min(shares))} to {_exact(max(shares))}; {told}."
-    return Chart("Share restored bit for bit", described, WIDTH, bottom + 80, tuple(marks))
+    marks += legend(_named(tones), x=left, y=bottom + _LEGEND_BELOW)
+    described = f"Dots by layer, from {_exact(min(shares))} to {_exact(max(shares))}; {overall_text}."
+    return Chart("Share restored bit for bit", described, WIDTH, bottom + _END_BELOW, tuple(marks))
 
 
 def _exact(share: float) -> str:
@@ -347,37 +396,59 @@ def _exact(share: float) -> str:
 
 # --- verification -------------------------------------------------------------------------------------------
 
+_QUESTIONS_MOST, _QUESTIONS_ROW = 270, 26  # the longest names of types of question, and the height of a row
+_CHANGED_ROOM, _CHANGED_GAP, _CHANGED_HEADING = 150, 16, 20  # for the answers changed, at the right
+_ZERO_X, _ZERO_ROOM = 14, 40  # where exactly zero is, and where the logarithmic axis begins
+_DIVERGENCE_RADIUS = 4
+_POINTS = (("b0", "mean"), ("b1", "99th percentile"), ("greatest", "greatest"))  # tone and name of each dot
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One type of question of a test set."""
+
+    name: str
+    mean: float
+    ninety_ninth: float
+    greatest: float
+    changed: str
+
+    @property
+    def divergences(self) -> tuple[float, float, float]:
+        """The three divergences, in the order of `_POINTS`."""
+        return self.mean, self.ninety_ninth, self.greatest
+
 
 def divergences(verification: Verification | None) -> Chart | None:
-    """How far answers lie apart, by test set and type of question: mean, 99th percentile and greatest KL."""
+    """Draw how far answers lie apart, by test set and type of question: mean, 99th percentile and greatest KL.
+
+    The answer is None where nothing was verified.
+    """
     rows = list(_rows(verification)) if verification else []
     if not rows:
         return None
-    left, right, height = min(24 + _LETTER * max(len(name) for name, *_ in rows), 270), WIDTH - 150, 26
-    bottom = _TOP + 20 + height * len(rows)
-    x = log_axis([kl for _, *kls, _ in rows for kl in kls], start=left + 40, end=right)
+    left, right = _names_width((row.name for row in rows), most=_QUESTIONS_MOST), WIDTH - _CHANGED_ROOM
+    first = _TOP + _CHANGED_HEADING
+    bottom = first + _QUESTIONS_ROW * len(rows)
+    x = log_axis([kl for row in rows for kl in row.divergences], start=left + _ZERO_ROOM, end=right)
+    zero = left + _ZERO_X
     marks = [*_title("Divergence between the two models' answers, by type of question")]
-    marks += bottom_axis([Tick(left + 14, "0"), *x.ticks()], y=bottom, top=_TOP + 8)
-    for row, (name, mean, ninety_nine, greatest, changed) in enumerate(rows):
-        y = _TOP + 20 + height * (row + 0.5)
-        marks += [Label(left - 8, y + 4, _cut(name, left - 16), "end"), Label(right + 16, y + 4, changed, tone="small")]
-        places = [x.at(kl) if kl > 0 else left + 14 for kl in (mean, ninety_nine, greatest)]
-        marks.append(Line(((places[0], y), (places[2], y)), "span"))
-        for at, kl, tone, what in zip(
-            places, (mean, ninety_nine, greatest), ("b0", "b1", "greatest"), _POINTS, strict=True
-        ):
-            marks.append(Dot(at, y, tone, f"{name}\n{what} KL {kl:.3g} nats", 4))
+    marks += bottom_axis([Tick(zero, "0"), *x.ticks()], y=bottom, top=_TOP + 8)
+    for place, row in enumerate(rows):
+        y = first + _QUESTIONS_ROW * (place + 0.5)
+        marks.append(Label(left - _NAME_GAP, y + _BASE_LINE, _cut(row.name, left - 2 * _NAME_GAP), "end"))
+        marks.append(Label(right + _CHANGED_GAP, y + _BASE_LINE, row.changed, tone="small"))
+        points = [x.at(kl) if kl > 0 else zero for kl in row.divergences]
+        marks.append(Line(((points[0], y), (points[-1], y)), "span"))
+        for at, kl, (tone, what) in zip(points, row.divergences, _POINTS, strict=True):
+            marks.append(Dot(at, y, tone, f"{row.name}\n{what} KL {kl:.3g} nats", _DIVERGENCE_RADIUS))
     marks.append(Label((left + right) / 2, bottom + 34, "KL(reference ‖ candidate) in nats", "middle", "small"))
-    marks.append(Label(right + 16, _TOP + 12, "answers changed", tone="small"))
-    marks += legend(list(zip(("b0", "b1", "greatest"), _POINTS, strict=True)), x=left, y=bottom + 68)
-    told = "; ".join(
-        f"{name}: mean {mean:.3g}, greatest {greatest:.3g}, {changed}" for name, mean, _, greatest, changed in rows
+    marks.append(Label(right + _CHANGED_GAP, _TOP + 12, "answers changed", tone="small"))
+    marks += legend(_POINTS, x=left, y=bottom + _LEGEND_BELOW)
+    described = "; ".join(
+        f"{row.name}: mean {row.mean:.3g}, greatest {row.greatest:.3g}, {row.changed}" for row in rows
     )
-    return Chart("Verification", f"{told}.", WIDTH, bottom + 80, tuple(marks))
-
-
-_POINTS = ("mean", "99th percentile", "greatest")
-_Row = tuple[str, float, float, float, str]
+    return Chart("Verification", f"{described}.", WIDTH, bottom + _END_BELOW, tuple(marks))
 
 
 def _rows(verification: Verification) -> Iterator[_Row]:
@@ -385,11 +456,16 @@ def _rows(verification: Verification) -> Iterator[_Row]:
     yield from _rows_of(verification.fp8.sets if verification.fp8 else (), ", FP8 base")
 
 
-def _rows_of(sets: Sequence[VerificationSet], more: str) -> Iterator[_Row]:
+def _rows_of(sets: Sequence[VerificationSet], suffix: str) -> Iterator[_Row]:
     for one in sets:
         for kind in one.kinds:
-            changed = f"{kind.answers_changed:,} of {kind.questions:,}"
-            yield f"{one.name}{more}: {kind.kind}", kind.mean_kl, kind.p99_kl, kind.max_kl, changed
+            yield _Row(
+                name=f"{one.name}{suffix}: {kind.kind}",
+                mean=kind.mean_kl,
+                ninety_ninth=kind.p99_kl,
+                greatest=kind.max_kl,
+                changed=f"{kind.answers_changed:,} of {kind.questions:,}",
+            )
 
 
 # --- the card's ---------------------------------------------------------------------------------------------

@@ -21,7 +21,15 @@ NEW_REPOSITORY = "a new repository"
 
 
 def plan_push(manifest: Manifest, staged: Path, *, at: Destination = hub.THE_HUB) -> CommitPlan:
-    """The commit that would publish `staged`, compared with the repository's head.
+    """Return the commit that would publish the staged tree, compared with the repository's head.
+
+    Args:
+        manifest: the release's; it names the repository.
+        staged: the staged tree.
+        at: the Hub that is asked.
+
+    Returns:
+        What the commit adds, changes, leaves and deletes.
 
     Raises:
         PushError: the staged tree lacks a file, or holds one that is no part of a release.
@@ -36,7 +44,7 @@ def plan_push(manifest: Manifest, staged: Path, *, at: Destination = hub.THE_HUB
 
 
 def dry_plan(manifest: Manifest, staged: Path) -> CommitPlan:
-    """Like `plan_push`, but where there is no head to compare with, the plan says why."""
+    """Return what `plan_push` does, or, where there is no head to compare with, a plan that says why."""
     if manifest.is_local:
         return unreached_plan(manifest, staged, compared_with="nothing: local checkpoints are only rehearsed")
     try:
@@ -46,7 +54,19 @@ def dry_plan(manifest: Manifest, staged: Path) -> CommitPlan:
 
 
 def unreached_plan(manifest: Manifest, staged: Path, *, compared_with: str) -> CommitPlan:
-    """The plan without a head."""
+    """Return the plan of a commit that is compared with no head.
+
+    Args:
+        manifest: the release's.
+        staged: the staged tree.
+        compared_with: why there is no head, in words; `NEW_REPOSITORY` where the commit would be the first one.
+
+    Returns:
+        Every file of the release, as added to a new repository, else as not compared.
+
+    Raises:
+        PushError: the staged tree lacks a file, or holds one that is no part of a release.
+    """
     change: Change = "added" if compared_with == NEW_REPOSITORY else "not compared"
     operations = tuple(
         Operation(path=file.name, size=file.size, sha256=file.sha256, change=change)
@@ -56,10 +76,10 @@ def unreached_plan(manifest: Manifest, staged: Path, *, compared_with: str) -> C
 
 
 def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
-    """Every file of the release with its digest, sorted by path.
+    """Return every file of the release with its digest, sorted by path.
 
     Raises:
-        PushError: naming what is missing or does not belong.
+        PushError: the staged tree lacks a file, or holds one that is no part of a release.
     """
     folders = [variant.folder for variant in manifest.variants]
     required = {_join(folder, name) for folder in folders for name in filenames.PER_VARIANT}
@@ -86,7 +106,16 @@ def staged_files(manifest: Manifest, staged: Path) -> tuple[FileDigest, ...]:
 def compare_with_head(
     files: Sequence[FileDigest], remote: Sequence[RemoteFile], *, staged: Path
 ) -> tuple[Operation, ...]:
-    """What the commit does to each staged file, and to each file an earlier release left behind."""
+    """Return what the commit does to each staged file, and to each file that an earlier release left behind.
+
+    Args:
+        files: the staged ones.
+        remote: what the repository holds at its head.
+        staged: the staged tree.
+
+    Returns:
+        One operation for each file.
+    """
     there = {file.path: file for file in remote}
     operations = [
         Operation(path=file.name, size=file.size, sha256=file.sha256, change=_change(file, there, staged=staged))
@@ -99,7 +128,16 @@ def compare_with_head(
 
 
 def holds_bytes(remote: RemoteFile | None, sha256: str | None, *, local: Path) -> bool:
-    """Whether the Hub's file is this one: by SHA-256 for large files, by git's blob id for the others."""
+    """Return whether a file of the Hub has just these bytes.
+
+    Args:
+        remote: the Hub's file; None where there is none of that name.
+        sha256: of the local file; large files are compared by it.
+        local: the local file; others are compared by git's blob id.
+
+    Returns:
+        Whether the two are the same.
+    """
     if remote is None:
         return False
     return remote.sha256 == sha256 if remote.sha256 else remote.blob == _git_blob(local)
@@ -112,7 +150,7 @@ def _change(file: FileDigest, there: Mapping[str, RemoteFile], *, staged: Path) 
 
 
 def _is_owned(path: str, there: Collection[str]) -> bool:
-    """An artefact's name in a folder that holds an extraction.json: an earlier release put it there.
+    """Return whether an earlier release put it there: it has an artefact's name, and its folder an extraction.json.
 
     A signature is of the manifest beside it, whichever folders the adapters are in.
     """
@@ -132,7 +170,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def head_of(repo: str, at: Destination) -> str | None:
-    """The commit the branch is at; None where there is no such repository."""
+    """Return the commit that the branch is at; None where there is no such repository."""
     try:
         return hub.resolve_revision(repo, BRANCH, at=at)
     except MissingRepositoryError:

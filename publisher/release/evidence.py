@@ -159,8 +159,22 @@ def load_extraction(variant: Variant, file: Path) -> Extraction:
     if not file.is_file():
         raise CardError(f"{file} does not exist", next_step="publish extract --manifest MANIFEST")
     extraction = Extraction.read(file)
-    _require_agreement(file, _extraction_fields(extraction, variant), command="extract")
+    require_recipe(extraction, variant, file=file)
     return extraction
+
+
+def require_recipe(extraction: Extraction, variant: Variant, *, file: Path) -> None:
+    """Raise an error if an extraction was not made as the manifest says.
+
+    Args:
+        extraction: what was read.
+        variant: the manifest's entry.
+        file: where it was read from, for the message.
+
+    Raises:
+        CardError: it is of another path, checkpoint or setting than the manifest's.
+    """
+    _require_agreement(file, _extraction_fields(extraction, variant), command="extract")
 
 
 def load_verification(variant: Variant | None, extraction: Extraction, *, file: Path) -> Verification | None:

@@ -31,7 +31,7 @@ class _Found:
 
 
 def explain(name: str, found: ReleaseEvidence) -> tuple[Explained, ...]:
-    """What is known of this module, in each variant that has one of that name.
+    """Return what is known of a module, in each variant that has one of that name.
 
     Raises:
         ManifestError: no module goes by that name, or several do; with the nearest names.
@@ -57,7 +57,7 @@ def _unclear(name: str, names: list[str], *, several: bool) -> ManifestError:
 
 
 def nearest(name: str, names: list[str]) -> list[str]:
-    """Those that contain it, or those whose end of as many parts is spelt most like it."""
+    """Return the names that contain this one, or else those whose end of as many parts is spelt most like it."""
     known, parts = list(dict.fromkeys(names)), name.count(".") + 1
     if inside := [one for one in known if name in one]:
         return inside[:_NEAREST]
@@ -101,7 +101,10 @@ def _percent(share: float) -> str:
 
 
 def spectrum_bar(module: ModuleExtraction) -> str:
-    """One block for each value of the spectrum: as high as it stands above the noise edge, beside the largest."""
+    """Return one block for each value of the spectrum, as high as the value stands above the noise edge.
+
+    The height is logarithmic, from the noise edge to the largest value.
+    """
     floor, top = (math.log(max(value, 1e-30)) for value in (module.noise_edge, module.sigma_1))
     reach = max(top - floor, 1e-9)
     heights = (min(max((math.log(max(value, 1e-30)) - floor) / reach, 0), 1) for value in module.spectrum)
@@ -132,5 +135,5 @@ def _files(extraction: Extraction, module: ModuleExtraction) -> Iterator[tuple[s
 
 
 def module_names(found: ReleaseEvidence) -> list[str]:
-    """The names of all modules, for a shell to complete."""
+    """Return the names of all modules, for a shell to complete."""
     return sorted({module.name for evidence in found.adapters for module in evidence.extraction.modules})

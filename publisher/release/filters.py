@@ -48,7 +48,10 @@ def size(octets: int) -> Markdown:
 
 
 def extent(summary: ExtractionSummary) -> str:
-    """`186 linears, layers 40–63`, `248 linears, all 32 layers`, or `2 linears` where names have no layer."""
+    """Return how much of the model is adapted: `186 linears, layers 40–63`, or `248 linears, all 32 layers`.
+
+    Where names have no layer, it is `2 linears`.
+    """
     total = summary.layers_total
     if not summary.layers:
         return linears(summary.linears)
@@ -60,24 +63,24 @@ def extent(summary: ExtractionSummary) -> str:
 
 
 def linears(number: int) -> Markdown:
-    """`1 linear`, `186 linears`."""
+    """Return how many linears there are, in words: `1 linear`, `186 linears`."""
     return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
 
 
 def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:
-    """`repo@short`, linked to its tree at the full commit; a local folder has no link."""
+    """Return `repo@short`, linked to its tree at the full commit; a local folder has no link."""
     name = for_markdown(f"{reference.where}@{known.revision[:8]}")
     tree = f"https://huggingface.co/{reference.repo}/tree/{reference.revision}"  # both checked by the manifest
     return Markdown(f"[{name}]({tree})") if reference.repo else name
 
 
 def full_width(extraction: Extraction, rank: int) -> bool:
-    """Whether every module of this rank has no more rows or columns than that."""
+    """Return whether every module of this rank has no more rows or columns than that."""
     return all(min(module.shape) == rank for module in extraction.modules if module.rank == rank)
 
 
 def uncertain(extraction: Extraction) -> int:
-    """How many modules have their smallest value in the noise, so that their true rank may be higher."""
+    """Return how many modules have their smallest value in the noise, so that their true rank may be higher."""
     return sum(module.rank_at_least for module in extraction.modules)
 
 
@@ -107,7 +110,7 @@ def made_by(tools: Tools) -> str:
 
 
 def grouped(names: Sequence[str]) -> tuple[Markdown, ...]:
-    """Tensor names by what they share: `mtp.*` (15); a name alone stands as it is."""
+    """Return tensor names by what they share: `mtp.*` (15); a name that is alone stands as it is."""
     return tuple(_groups(sorted(names)))
 
 

@@ -51,7 +51,7 @@ class _Section:
 
 
 def render_report(found: ReleaseEvidence) -> str:
-    """The page."""
+    """Return the HTML page of a release."""
     made = environment()
     made.filters.update(FILTERS)
     sections = tuple(map(_section, found.adapters))
@@ -67,13 +67,13 @@ def _section(evidence: Evidence) -> _Section:
 
 
 def _prefix(evidence: Evidence) -> str:
-    """What all names share, up to a point: `model.layers.`."""
+    """Return what all names of modules share, up to a point: `model.layers.`."""
     levels = zip(*(module.name.split(".")[:-1] for module in evidence.extraction.modules), strict=False)
     return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _charts(evidence: Evidence) -> tuple[tuple[str, Chart], ...]:
-    """By the name under which the page explains them."""
+    """Return the charts of one adapter, each with the name under which the page explains it."""
     made = {
         "errors": error_map(evidence.extraction),
         "spectrum": spectrum(evidence.extraction),
@@ -89,7 +89,7 @@ def _row(module: ModuleExtraction) -> _Row:
 
 
 def _spark(module: ModuleExtraction) -> Chart | None:
-    """The spectrum in the height of a line, with the noise edge; None where the evidence holds none."""
+    """Draw the spectrum in the height of a line, with the noise edge; None where the evidence holds none."""
     if not module.spectrum:
         return None
     width, height = _SPARK

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from publisher.border.causes import first_line
 from publisher.border.installing import install_command
 from publisher.errors import HubError, PushError, SigningError, UncheckableSignatureError, listed
 from publisher.hub import client as hub
@@ -38,7 +39,7 @@ _GITHUB = "https://token.actions.githubusercontent.com"
 
 
 def describe(signer: Signer) -> str:
-    """Who must have signed; a key by the SHA-256 of its PEM file."""
+    """Return who must have signed, in words; a key goes by the SHA-256 of its PEM file."""
     if signer.sigstore is not None:
         return f"{signer.sigstore.identity} ({signer.sigstore.issuer})"
     return f"the key with SHA-256 {hashlib.sha256((signer.key or '').encode()).hexdigest()}"
@@ -48,7 +49,7 @@ def describe(signer: Signer) -> str:
 
 
 def require_means(signer: Signer, private_key: Path | None) -> None:
-    """What it takes to sign is at hand.
+    """Raise an error if what it takes to sign is not at hand.
 
     Raises:
         SigningError: no private key or another than the manifest's; no identity or another.
@@ -97,13 +98,13 @@ def _public_half(private_key: Path) -> str:
 
 
 def _identity_token(signer: SigstoreSigner) -> str:
-    """The CI job's own token for Sigstore, which says of itself what the manifest wants."""
+    """Return the CI job's own token for Sigstore, once it says of itself what the manifest wants."""
     from sigstore.oidc import IdentityError, detect_credential
 
     try:
         token: str | None = detect_credential()
     except IdentityError as error:
-        raise SigningError(f"this job gets no identity to sign with: {_first_line(error)}", expected=_JOB) from None
+        raise SigningError(f"this job gets no identity to sign with: {first_line(error)}", expected=_JOB) from None
     if token is None:
         raise SigningError(
             "through Sigstore a CI job signs, and this is none",
@@ -118,14 +119,18 @@ _JOB = "a job that may ask for an ID token (on GitHub: permissions: id-token: wr
 
 
 def _claims(token: str) -> dict[str, Any]:
-    """What the token says, unverified: to verify it is Sigstore's part."""
+    """Return what the token says, unverified: to verify it is Sigstore's part."""
     body = token.split(".")[1]
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     return claims
 
 
 def _require_identity(claims: dict[str, Any], signer: SigstoreSigner) -> None:
-    """On GitHub a certificate names the workflow; for other issuers the finished signature tells."""
+    """Raise an error if the job is not who the manifest says must sign.
+
+    On GitHub the identity is that of the workflow, which the token names; of other issuers only the issuer is compared
+    here, and the finished signature tells the rest.
+    """
     found = {"issuer": claims.get("iss")}
     if found["issuer"] == _GITHUB:
         found["identity"] = f"https://github.com/{claims.get('job_workflow_ref')}"
@@ -157,9 +162,15 @@ class Means:
 
 
 def sign_release(manifest: Manifest, staged: Path, *, means: Means) -> Signing | None:
-    """Leave a signature that holds in the staged tree, or, where nothing is published, none.
+    """Sign the staged tree, or keep a signature that holds; where it may not be signed here, leave none.
 
-    The answer is None where the manifest asks for no signature.
+    Args:
+        manifest: the release's; it says who must sign.
+        staged: the staged tree.
+        means: what may be signed with, and where an earlier release may be.
+
+    Returns:
+        What became of the signature; None where the manifest asks for none.
 
     Raises:
         PushError: the staged tree is not the release, whole and nothing else.
@@ -182,7 +193,7 @@ def sign_release(manifest: Manifest, staged: Path, *, means: Means) -> Signing |
 
 
 def is_signed(manifest: Manifest, staged: Path) -> bool:
-    """Whether the staged tree is a whole release with a signature that holds, made here or elsewhere."""
+    """Return whether the staged tree is a whole release with a signature that holds, made here or elsewhere."""
     if manifest.sign is None or not (staged / SIGNATURE).is_file():
         return False
     try:
@@ -211,7 +222,7 @@ def _kept(manifest: Manifest, staged: Path, *, signer: Signer, names: Collection
 
 
 def _published(manifest: Manifest, folder: Path, means: Means) -> Path | None:
-    """The head's signature, fetched into `folder`; None where there is none."""
+    """Fetch the head's signature into `folder` and return its path; None where there is none."""
     at = means.published_at
     if at is None:
         return None
@@ -245,7 +256,7 @@ def _sign(staged: Path, signer: Signer, *, names: Collection[str], means: Means)
             try:
                 config.use_sigstore_signer(identity_token=token).sign(staged, partial)
             except Exception as error:  # noqa: BLE001 - whatever its clients raise, it is not signed
-                raise SigningError(f"Sigstore did not sign: {_first_line(error)}", next_step="try again") from None
+                raise SigningError(f"Sigstore did not sign: {first_line(error)}", next_step="try again") from None
         verify(signer, staged, names=names, signature=partial)
 
 
@@ -253,9 +264,13 @@ def _sign(staged: Path, signer: Signer, *, names: Collection[str], means: Means)
 
 
 def verify(signer: Signer, folder: Path, *, names: Collection[str], signature: Path | None = None) -> None:
-    """The signature is the signer's and covers these very files: `names`, relative to `folder`, and no others.
+    """Verify that the signature is the signer's and covers just these files.
 
-    `signature` is `model.sig` in the folder unless another file is named.
+    Args:
+        signer: who must have signed.
+        folder: where the files are.
+        names: all files that must be signed, relative to `folder`; no other may be.
+        signature: the signature; `model.sig` in the folder unless another file is named.
 
     Raises:
         SigningError: what speaks against it, naming files.
@@ -271,11 +286,11 @@ def verify(signer: Signer, folder: Path, *, names: Collection[str], signature: P
             _require_none(
                 [f"{n} is not as it was signed" for n in sorted(signed) if sha256_of(folder / n) != signed[n]]
             )
-            raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {_first_line(error)}") from None
+            raise SigningError(f"{SIGNATURE} is not a signature by {describe(signer)}: {first_line(error)}") from None
 
 
 def _besides(folder: Path, names: Collection[str]) -> Iterator[str]:
-    """What else is in the folder, a whole subfolder where it holds no file of the release."""
+    """Yield what else is in the folder: a whole subfolder where it holds no file of the release."""
     tops = {name.partition("/")[0] for name in names}
     for top in folder.iterdir():
         if top.name not in tops:
@@ -291,7 +306,7 @@ def _other_names(signed: Collection[str], names: Collection[str]) -> list[str]:
 
 
 def _signed_files(file: Path) -> dict[str, str]:
-    """SHA-256 of each file as the signature lists it; whether the signature holds is not asked here."""
+    """Return the SHA-256 of each file as the signature lists it; whether the signature holds is not asked here."""
     try:
         payload = base64.b64decode(json.loads(file.read_bytes())["dsseEnvelope"]["payload"])
         return {str(entry["name"]): str(entry["digest"]) for entry in json.loads(payload)["predicate"]["resources"]}
@@ -308,7 +323,7 @@ def _require_none(problems: list[str]) -> None:
 
 @contextmanager
 def _verifier(signer: Signer, *, ignoring: Iterable[str]) -> Iterator["Verifying"]:
-    """A verifier for this signer; links are followed, since the Hub's cache consists of them."""
+    """Yield a verifier for this signer; it follows links, since the Hub's cache consists of them."""
     _require_package()
     from model_signing import hashing, verifying
 
@@ -330,10 +345,6 @@ def _sigstore_verifier(config: "Verifying", signer: SigstoreSigner) -> "Verifyin
         return config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
     except Error as error:
         raise UncheckableSignatureError(
-            f"Sigstore's keys cannot be fetched, so its signature cannot be verified here: {_first_line(error)}",
+            f"Sigstore's keys cannot be fetched, so its signature cannot be verified here: {first_line(error)}",
             next_step="try again with access to the network",
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

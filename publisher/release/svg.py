@@ -43,7 +43,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where this value is; one beyond the axis is at its end."""
+        """Return where this value is; one beyond the axis is at its end."""
         low, high, inside = (math.log10(x) if self.log else x for x in (self.low, self.high, self._within(value)))
         return self.start + (inside - low) / (high - low) * (self.end - self.start)
 
@@ -62,7 +62,16 @@ _LEAST = 1e-30  # of what is drawn: evidence of others may hold numbers that no 
 
 
 def log_axis(values: Sequence[float], *, start: float, end: float) -> Axis:
-    """An axis with room for all these values that are above zero; decades 1e-6 to 1 where there are none."""
+    """Return a logarithmic axis with room for all of these values that are above zero.
+
+    Args:
+        values: what will be drawn; where none of them is above zero, the axis goes from 1e-6 to 1.
+        start: the coordinate of its low end.
+        end: the coordinate of its high end.
+
+    Returns:
+        The axis, somewhat longer than its values need.
+    """
     positive = [max(value, _LEAST) for value in values if value > 0] or [1e-6, 1.0]
     return Axis(min(positive) / 1.5, max(positive) * 1.5, start, end, log=True)
 
@@ -76,7 +85,7 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, every second or third where there are many; with 2 and 5 between them where there are few."""
+    """Return powers of ten: every second or third of many, and with 2 and 5 between them where there are few."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first < 1:
         values = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
@@ -86,7 +95,7 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number of an axis: `0.05`, `200`, `10⁻⁶`, `2·10⁻⁴`."""
+    """Return a number for an axis: `0.05`, `200`, `10⁻⁶`, `2·10⁻⁴`."""
     if value == 0 or _PLAIN[0] <= abs(value) < _PLAIN[1]:
         return f"{value:.6g}"
     digits, _, power = f"{value:.3e}".partition("e")
@@ -164,7 +173,16 @@ class Chart:
 
 
 def legend(entries: Sequence[tuple[str, str]], *, x: float, y: float) -> list[Mark]:
-    """Swatches of these tones with their labels, in a row."""
+    """Return a swatch of each tone with its label, in a row.
+
+    Args:
+        entries: tone and label of each.
+        x: where the row begins.
+        y: the base line of the labels.
+
+    Returns:
+        The marks.
+    """
     marks: list[Mark] = []
     for tone, label in entries:
         marks += [Rect(x, y - 9, 10, 10, tone), Label(x + 15, y, label)]
@@ -173,7 +191,16 @@ def legend(entries: Sequence[tuple[str, str]], *, x: float, y: float) -> list[Ma
 
 
 def bottom_axis(ticks: Sequence[Tick], *, y: float, top: float | None = None) -> list[Mark]:
-    """Labels below, and lines up to `top`."""
+    """Return the labels of an axis below a chart, with lines up to `top`.
+
+    Args:
+        ticks: the values that are labelled.
+        y: where the axis is.
+        top: where the lines end; without it there are none.
+
+    Returns:
+        The marks.
+    """
     marks: list[Mark] = []
     for tick in ticks:
         if top is not None:
@@ -183,7 +210,16 @@ def bottom_axis(ticks: Sequence[Tick], *, y: float, top: float | None = None) ->
 
 
 def left_axis(ticks: Sequence[Tick], *, x: float, right: float) -> list[Mark]:
-    """Labels on the left, and lines across to `right`."""
+    """Return the labels of an axis on the left of a chart, with lines across.
+
+    Args:
+        ticks: the values that are labelled.
+        x: where the axis is.
+        right: where the lines end.
+
+    Returns:
+        The marks.
+    """
     marks: list[Mark] = []
     for tick in ticks:
         marks += [Line(((x, tick.at), (right, tick.at))), Label(x - 7, tick.at + 4, tick.label, "end")]
@@ -194,17 +230,17 @@ def left_axis(ticks: Sequence[Tick], *, x: float, right: float) -> list[Mark]:
 
 
 def svg(chart: Chart) -> str:
-    """A file of its own, legible on a light and on a dark ground, without anything fetched from elsewhere."""
+    """Return an SVG file that is legible on a light and on a dark ground, and fetches nothing from elsewhere."""
     return environment().get_template("chart.svg.j2").render(chart=chart)
 
 
 def environment() -> Environment:
-    """Jinja for SVG and HTML: everything that comes from a checkpoint or a manifest is escaped."""
+    """Return Jinja for SVG and HTML: everything that comes from a checkpoint or a manifest is escaped."""
     made = html_environment()
     made.filters["place"] = place
     return made
 
 
 def place(value: float) -> str:
-    """A coordinate, to a tenth."""
+    """Return a coordinate to a tenth, without a zero at its end."""
     return f"{value:.1f}".removesuffix(".0")

@@ -90,7 +90,7 @@ def _in_html(text: str) -> Markdown:
 def _joined(
     environment: Environment, values: Iterable[Any], separator: str = "", *, attribute: str | int | None = None
 ) -> str:
-    """Jinja's own filter; Markdown where a value is Markdown, else text, which is escaped later."""
+    """Join values as Jinja's own filter does: to Markdown where one is Markdown, else to text, escaped later."""
     chosen = list(values if attribute is None else map(make_attrgetter(environment, attribute), values))
     if any(isinstance(value, Markdown) for value in chosen):
         return Markdown(_on_a_card(separator).join(map(_on_a_card, chosen)))

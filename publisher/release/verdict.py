@@ -16,7 +16,7 @@ class Verdict:
 
 
 def verdict_on(module: ModuleExtraction) -> Verdict:
-    """By what was left out, by the error in units of what rounding explains, and by the distance from the noise."""
+    """Return the verdict on a module, by what was left out, its error over rounding, and its distance to the noise."""
     following, edge = module.sigma_next, module.noise_edge
     if following is not None and following > edge:
         beyond = following / edge if edge else math.inf

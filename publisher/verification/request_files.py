@@ -288,12 +288,12 @@ def _image(reference: str, folder: Path) -> Image.Image:
         if not head.endswith(";base64"):
             raise ValueError("a data URL is base64 here")
         try:
-            source = io.BytesIO(base64.b64decode(packed, validate=True))
+            content = io.BytesIO(base64.b64decode(packed, validate=True))
         except binascii.Error as error:
             raise ValueError(str(error)) from None
     else:
-        source = io.BytesIO(_image_bytes(folder, reference))
-    with Image.open(source) as image:
+        content = io.BytesIO(_image_bytes(folder, reference))
+    with Image.open(content) as image:
         return image.convert("RGB")
 
 

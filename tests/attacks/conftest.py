@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.pipeline.run import Run, run
 from publisher.records.progress import silent
 from tests.conftest import once, shared_folder
+from tests.models import add_update, small_llama
 from tests.words import write_tokenizer
 
 MANIFEST = """version: 1
@@ -58,29 +57,10 @@ def _make(folder: Path) -> None:
 
 
 def _write_pair(folder: Path) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.copy_((torch.randn_like(parameter.float()) * 0.05).bfloat16())
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}
+    model = small_llama(sizes, seed=0, spread=0.05)
     model.save_pretrained(folder / "base")
-    with torch.no_grad():
-        for name, layer in model.named_modules():
-            if isinstance(layer, torch.nn.Linear) and ("q_proj" in name or "down_proj" in name):
-                rows, columns = layer.weight.shape
-                update = 0.01 * torch.randn(rows, 4) @ torch.randn(4, columns)
-                layer.weight.copy_((layer.weight.float() + update).bfloat16())
+    add_update(model, "q_proj|down_proj", rank=4, scale=0.01)
     model.save_pretrained(folder / "src")
 
 

@@ -11,14 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from publisher.adapters.peft_files import Factors
 from publisher.errors import ExtractionError, PublisherError, VerificationError
-from publisher.extraction.module_cache import Shelf
+from publisher.extraction.module_cache import ModuleCache
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
-from publisher.pipeline.run import Run, _Place, run
-from publisher.records.extraction import ModuleExtraction
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.sites import VariantSite
 from publisher.records.progress import silent
 from publisher.records.sealed import kept_file
 from publisher.verification.answer_log import Answer, AnswerLog
+from tests.factories import module
 
 NAMES = {
     "upwards": "../../x",
@@ -38,6 +39,7 @@ NAMES = {
     "the letter and its accent": "e\u0301",
     "hidden": ".x.partial",
 }
+PATHS = ("/", "root/", "hub/", "Hub/", "lock/", "digests.json/", "variants/", "variants/root/", "a/")
 NO_NAMES = {"4,000 characters", "NUL", "nothing", "a line feed"}  # no record of a module holds one
 BATCHES: list[list[list[Answer]]] = [
     [[np.array([0.5, -1.0], dtype=np.float32)], ["ValueError: too long"]],
@@ -47,26 +49,7 @@ BATCHES: list[list[list[Answer]]] = [
 
 
 def made(name: str, value: float = 1.0) -> Factors:
-    figures = ModuleExtraction(
-        name=name,
-        shape=(4, 3),
-        rank=1,
-        alpha=1,
-        method="exact svd",
-        fit_error=0.001,
-        relative_error=0.001,
-        rounding_floor=0.001,
-        expected_error=0.001,
-        ratio=1.0,
-        sigma_1=value,
-        sigma_r=value,
-        sigma_next=0.1,
-        noise_edge=0.1,
-        update_rms=0.01,
-        exact_share=0.5,
-        unchanged_share=0.5,
-        rank_at_least=False,
-    )
+    figures = module(name, rank=1, shape=(4, 3), sigma_1=value, sigma_r=value)
     return Factors(torch.full((4, 1), value), torch.full((1, 3), value), figures)
 
 
@@ -85,7 +68,7 @@ def test_a_module_has_no_such_name(kind: str) -> None:
 
 @pytest.mark.parametrize("name", [name for kind, name in NAMES.items() if kind not in NO_NAMES])
 def test_a_module_of_this_name_is_kept_inside_its_folder_and_comes_back(tmp_path: Path, name: str) -> None:
-    shelf = Shelf(tmp_path / "deep" / "work" / "modules", "key")
+    shelf = ModuleCache(tmp_path / "deep" / "work" / "modules", "key")
     shelf.put(made(name))
     found = shelf.figures(name)
     assert found is not None
@@ -119,12 +102,12 @@ def test_an_extraction_with_such_a_tensor_writes_no_file_outside_its_output(own_
 
 
 def test_no_variants_work_lies_where_this_tool_or_another_variant_keeps_its_own(tiny_run: Path) -> None:
-    variant = load_manifest(tiny_run / "m.yaml").variants[0]
+    manifest = load_manifest(tiny_run / "m.yaml")
+    variants = {path: manifest.variants[0].model_copy(update={"path": path}) for path in PATHS}
     options = Run(tiny_run / "m.yaml", Path("dist"))
-    paths = ("/", "root/", "hub/", "Hub/", "lock/", "digests.json/", "variants/", "variants/root/", "a/")
-    work = [_Place(variant.model_copy(update={"path": path}), options).work("x") for path in paths]
+    work = [VariantSite(options, manifest, silent, one).kept("x") for one in variants.values()]
     top = [folder.relative_to(options.work).parts[0].casefold() for folder in work]
-    assert len(set(work)) == len(paths)
+    assert len(set(work)) == len(PATHS)
     assert set(top) == {"root", "variants", "a"}
     assert top.count("root") == 1
 
@@ -136,7 +119,7 @@ def test_no_variants_work_lies_where_this_tool_or_another_variant_keeps_its_own(
 def test_a_flipped_bit_in_any_octet_of_a_kept_module_makes_it_count_as_not_finished(
     tmp_path: Path, suffix: str
 ) -> None:
-    shelf = Shelf(tmp_path, "key")
+    shelf = ModuleCache(tmp_path, "key")
     shelf.put(made("m"))
     file = kept_file(tmp_path, "m", suffix=suffix)
     content = file.read_bytes()
@@ -150,16 +133,16 @@ def test_a_flipped_bit_in_any_octet_of_a_kept_module_makes_it_count_as_not_finis
 
 
 def test_a_module_kept_for_other_inputs_or_under_another_name_is_not_taken(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "key")
+    shelf = ModuleCache(tmp_path, "key")
     shelf.put(made("m"))
-    assert Shelf(tmp_path, "another key").figures("m") is None
+    assert ModuleCache(tmp_path, "another key").figures("m") is None
     for suffix in (".json", ".safetensors"):
         kept_file(tmp_path, "n", suffix=suffix).write_bytes(kept_file(tmp_path, "m", suffix=suffix).read_bytes())
     assert shelf.figures("n") is None
 
 
 def test_factors_that_change_after_their_figures_were_read_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "key")
+    shelf = ModuleCache(tmp_path, "key")
     shelf.put(made("m"))
     figures = shelf.figures("m")
     assert figures is not None
@@ -173,7 +156,7 @@ def test_factors_that_change_after_their_figures_were_read_are_refused_with_what
 
 @pytest.mark.parametrize("left", [0, 1, 100])
 def test_half_written_figures_are_as_good_as_none(tmp_path: Path, left: int) -> None:
-    shelf = Shelf(tmp_path, "key")
+    shelf = ModuleCache(tmp_path, "key")
     shelf.put(made("m"))
     file = kept_file(tmp_path, "m", suffix=".json")
     file.write_bytes(file.read_bytes()[:left])

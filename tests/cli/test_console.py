@@ -10,7 +10,7 @@ from publisher.cli.console import show_audit, show_outcome, show_plan
 from publisher.records.audit import Audit, Check
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.publication import CommitPlan, Operation
-from tests.release.test_charts import a_set, agreement, extraction, module, verification
+from tests.factories import a_set, agreement, extraction, module, verification
 
 OUTCOME = Outcome(
     manifest="m.yaml",

@@ -16,16 +16,10 @@ from publisher.checkpoints.pairs import CheckpointPair, Sides
 from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ExtractionError
-from publisher.extraction.comparison import (
-    Comparison,
-    compare,
-    equal,
-    is_linear_weight,
-    layers_of,
-    preflight,
-    ranges,
-    weighed,
-)
+from publisher.extraction.adaptable import is_linear_weight
+from publisher.extraction.delta_norms import squared_norms
+from publisher.extraction.preflight import layers_of, preflight, ranges
+from publisher.extraction.tensor_bytes import different_tensors, equal
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.progress import silent
 
@@ -40,10 +34,10 @@ def headers(*names: str) -> dict[str, TensorHeader]:
     return dict.fromkeys(names, header(4, 4))
 
 
-def compared(pair: Sequence[Headers], folder: Path) -> Comparison:
-    """What is found between two checkpoints with these headers, whose files are in this folder."""
-    with opened_pair(pair, folder) as sides:
-        return compare(sides, ignore=(), engine=Local(torch.device("cpu")), progress=silent)
+def different(pair: Sequence[Headers], folder: Path) -> tuple[str, ...]:
+    """What differs between two checkpoints with these headers, whose files are in this folder."""
+    with opened_pair(pair, folder) as both:
+        return different_tensors(both, list(pair[0]), engine=Local(torch.device("cpu")), progress=silent)
 
 
 @contextmanager
@@ -64,8 +58,7 @@ def test_tensors_in_files_of_one_digest_are_equal_without_being_read(tmp_path: P
         absent = TensorHeader("F32", (4, 4), tmp_path / "absent", sha256="one digest")
         own = replace(file_headers(tmp_path / side)["b.weight"], sha256=side)
         pair.append({"a.weight": absent, "b.weight": own})
-    seen = compared(pair, tmp_path)
-    assert (seen.changed, seen.equal) == (("b.weight",), 1)
+    assert different(pair, tmp_path) == ("b.weight",)
 
 
 def test_weights_of_one_file_whose_scales_are_in_others_are_read(tmp_path: Path) -> None:
@@ -75,8 +68,7 @@ def test_weights_of_one_file_whose_scales_are_in_others_are_read(tmp_path: Path)
         stored = replace(file_headers(tmp_path / side)["a.weight"], sha256="one digest")
         scale = Scale(stored, "a.weight_scale_inv", replace(stored, sha256=side), (128, 128))
         pair.append({"a.weight": replace(stored, scale=scale)})
-    seen = compared(pair, tmp_path)
-    assert (seen.changed, seen.equal) == (("a.weight",), 0)
+    assert different(pair, tmp_path) == ("a.weight",)
 
 
 def test_weighing_counts_what_is_done(tmp_path: Path) -> None:
@@ -85,10 +77,10 @@ def test_weighing_counts_what_is_done(tmp_path: Path) -> None:
         save_file({name: torch.full((4, 4), float(number)) for name in ("a", "b", "c")}, tmp_path / side)
         pair.append(file_headers(tmp_path / side))
     told: list[int] = []
-    with opened_pair(pair, tmp_path) as sides:
+    with opened_pair(pair, tmp_path) as both:
         engine = Local(torch.device("cpu"))
-        found = weighed(
-            sides, ["a", "b", "c"], engine=engine, progress=lambda _what, done=0, _total=0: told.append(done)
+        found = squared_norms(
+            both, ["a", "b", "c"], engine=engine, progress=lambda _what, done=0, _total=0: told.append(done)
         )
     assert found == {"a": 16.0, "b": 16.0, "c": 16.0}
     assert told == [0, 1, 2]
@@ -98,36 +90,36 @@ def test_weighing_counts_what_is_done(tmp_path: Path) -> None:
 
 
 def test_equal_headers_leave_nothing_out() -> None:
-    assert preflight(headers("a.weight", "b.weight"), headers("a.weight", "b.weight"), ignore=()) == ()
+    assert preflight(base=headers("a.weight", "b.weight"), tuned=headers("a.weight", "b.weight"), ignored=()) == ()
 
 
 def test_a_whole_family_in_the_base_alone_is_normal() -> None:
     base = headers("model.a.weight", "mtp.fc.weight", "mtp.norm.weight", "lm_head.weight")
-    assert preflight(headers("model.a.weight"), base, ignore=()) == ()
+    assert preflight(base=base, tuned=headers("model.a.weight"), ignored=()) == ()
 
 
 def test_one_missing_of_a_family_is_damage() -> None:
     with pytest.raises(ExtractionError, match=r"model\.b\.weight is in the base alone"):
-        preflight(headers("model.a.weight"), headers("model.a.weight", "model.b.weight"), ignore=())
+        preflight(base=headers("model.a.weight", "model.b.weight"), tuned=headers("model.a.weight"), ignored=())
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("BF16", "F32"), ("F16", "BF16"), ("F32", "F16")])
 def test_float_dtypes_may_differ(ours: str, theirs: str) -> None:
-    pair = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
-    assert preflight(*pair, ignore=()) == ()
+    tuned, base = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
+    assert preflight(base=base, tuned=tuned, ignored=()) == ()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("F8_E4M3", "BF16"), ("BF16", "I8"), ("I32", "I64")])
 def test_other_dtypes_may_not(ours: str, theirs: str) -> None:
-    pair = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
+    tuned, base = {"a.weight": header(4, 4, dtype=ours)}, {"a.weight": header(4, 4, dtype=theirs)}
     with pytest.raises(ExtractionError, match=f"a.weight is {ours} in the source and {theirs} in the base"):
-        preflight(*pair, ignore=())
+        preflight(base=base, tuned=tuned, ignored=())
 
 
 def test_what_the_manifest_ignores_is_left_out_with_its_reason() -> None:
     source = {"a.weight": header(4, 4), "head.weight": header(2, 4), "new.weight": header(4, 4)}
     base = {"a.weight": header(4, 4), "head.weight": header(3, 4)}
-    left_out = preflight(source, base, ignore=("head.*", "new.weight"))
+    left_out = preflight(base=base, tuned=source, ignored={"head.weight", "new.weight"})
     assert [(tensor.name, tensor.reason) for tensor in left_out] == [
         ("head.weight", "is 2x4 in the source and 3x4 in the base"),
         ("new.weight", "is in the source alone"),
@@ -137,7 +129,7 @@ def test_what_the_manifest_ignores_is_left_out_with_its_reason() -> None:
 def test_a_long_report_gives_the_first_dozen_and_how_many_more() -> None:
     extra = [f"layers.{i:02d}.weight" for i in range(20)]
     with pytest.raises(ExtractionError) as raised:
-        preflight(headers("a.weight", *extra), headers("a.weight"), ignore=())
+        preflight(base=headers("a.weight"), tuned=headers("a.weight", *extra), ignored=())
     lines = str(raised.value).splitlines()
     assert lines[0] == "source and base do not match in 20 tensors:"
     assert lines[1:13] == [f"  {name} is in the source alone" for name in extra[:12]]

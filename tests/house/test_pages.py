@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import publisher
+
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(publisher.__file__).parent  # the sources, or what the wheel has installed
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:)([^)\s]*)\)|!\[[^\]]*\]\((?!https?:)([^)\s]*)\)")
 ELSEWHERE = {  # what a page names of another version, another project, or the reader
@@ -19,6 +22,12 @@ FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 def prose(page: Path) -> str:
     """Return the page without its blocks of code."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def is_there(name: str) -> bool:
+    """Return whether a path that a page names leads to something, in this checkout or in the installed package."""
+    inside = name.removeprefix("publisher/")
+    return (ROOT / name).exists() or (inside != name and (PACKAGE / inside).exists())
 
 
 def anchors(page: Path) -> set[str]:
@@ -57,13 +66,13 @@ def test_the_index_leads_to_every_page() -> None:
 
 def test_every_file_that_a_page_names_is_there() -> None:
     folders = "publisher|tests|benchmarks|templates|requirements|schemas|manifests|examples"
-    path = re.compile(rf"(?<![\w/])(?:{folders})/[\w/.-]*\w")
+    path = re.compile(rf"(?<![\w/])(?:{folders})/[\w/.-]*\w(?![\w*])")
     missing = {
         f"{page.name}: {name}"
         for page in PAGES
         if page.name != "CHANGELOG.md"
         for name in path.findall(page.read_text(encoding="utf-8"))
-        if not (ROOT / name).exists()
+        if not is_there(name)
     }
     assert missing == ELSEWHERE
 
@@ -79,13 +88,13 @@ def test_the_threat_model_names_files_that_are_there() -> None:
             if path.startswith(("publisher/", "tests/", "requirements", ".github/")):
                 named.append(path)
     assert len(named) > 20
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert [path for path in named if not is_there(path)] == []
 
 
 def test_the_map_of_contributing_is_what_the_package_holds() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^    (\w+/|\w+\.py) +\S", text, flags=re.MULTILINE))
-    there = {f"{path.name}/" for path in (ROOT / "publisher").iterdir() if (path / "__init__.py").exists()}
+    there = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert rooms - {"errors.py"} == there
 
 
@@ -94,6 +103,4 @@ def test_the_answers_of_contributing_are_there() -> None:
     rows = re.findall(r"^\| (?:which|how|what|where|whether) .*\| (.*) \|$", text, flags=re.MULTILINE)
     places = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
     assert len(rows) == 10
-    assert [
-        place for place in places if not (ROOT / "publisher" / place).exists() and not (ROOT / place).exists()
-    ] == []
+    assert [place for place in places if not is_there(f"publisher/{place}") and not is_there(place)] == []

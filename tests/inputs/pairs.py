@@ -110,12 +110,12 @@ class Pair:
         self.settings = settings
         places = {"staged": self.staged, "work": self.folder / "work"}
         sides = self._snapshots()
-        return extract(self.variant, sides[0], base=sides[1], **places, engine=Local(CPU), progress=silent)
+        return extract(self.variant, base=sides[1], tuned=sides[0], **places, engine=Local(CPU), progress=silent)
 
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""
         source, base = self._snapshots()
-        places = {"source": source, "base": base, "staged": self.staged}
+        places = {"base": base, "tuned": source, "staged": self.staged}
         return validate(self.variant, extraction, **places, engine=Local(CPU), progress=silent)
 
     def _snapshots(self) -> Any:

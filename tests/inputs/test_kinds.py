@@ -127,7 +127,7 @@ def test_modules_of_mamba_that_peft_refuses_are_named_before_the_arithmetic_and_
     pair = make_pair("Mamba", "in_proj|out_proj")
     message = refused(pair)
     assert message.startswith("PEFT takes no LoRA for 2 changed modules of MambaForCausalLM:\n")
-    assert re.search(r"backbone\.layers\.1\.mixer\.out_proj\.weight, \d+\.\d\d% of the update", message)
+    assert re.search(r"backbone\.layers\.1\.mixer\.out_proj\.weight \(.*, BF16\), [\d.]+% of the update", message)
     extraction = pair.extracted(carry=["*.out_proj.weight"])
     assert (len(extraction.modules), len(extraction.summary.carried)) == (2, 2)
     function = pair.validated(extraction).function
@@ -139,7 +139,7 @@ def test_experts_that_the_class_holds_fused_are_named_with_their_share(make_pair
     pair = make_pair("Qwen3Moe", rf"{ATTENTION}|experts\.1\.up_proj")
     message = refused(pair)
     assert message.startswith("Qwen3MoeForCausalLM has no module for 2 changed tensors of the checkpoint:\n")
-    assert re.search(r"  model\.layers\.0\.mlp\.experts\.1\.up_proj\.weight, \d+\.\d\d% of the update", message)
+    assert re.search(r"layers\.0\.mlp\.experts\.1\.up_proj\.weight \(.*, BF16\), [\d.]+% of the update", message)
 
 
 def fuse_experts(pair: Pair) -> None:

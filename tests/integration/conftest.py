@@ -1,19 +1,27 @@
 """A release of pico models: two fine-tunes of one Llama with two layers, extracted in a second or two."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.pipeline.run import Run, run
 from publisher.records.progress import silent
+from tests.models import add_update, small_llama
 
 _ADAPTER = "{method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}"
-_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _RANK = 6  # above the height of k_proj and v_proj, which are narrower in the adapter
+_SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 @pytest.fixture(scope="session")
@@ -21,37 +29,13 @@ def pico_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `base` and its fine-tunes `one` and `two`, in bf16. Read it, never write into it."""
     folder = tmp_path_factory.mktemp("pairs")
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(5)
-    base = _llama().to(torch.bfloat16)
+    base = small_llama(_SIZES, seed=5)
     base.save_pretrained(folder / "base")
     for name in ("one", "two"):
-        tuned = _llama().to(torch.bfloat16)
-        tuned.load_state_dict({key: _merged(key, tensor) for key, tensor in base.state_dict().items()})
+        tuned = copy.deepcopy(base)
+        add_update(tuned, r"layers.*_proj$", rank=_RANK, scale=0.02)
         tuned.save_pretrained(folder / name)
     return folder
-
-
-def _llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=1,
-        head_dim=4,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return LlamaForCausalLM(config)
-
-
-def _merged(name: str, weight: torch.Tensor) -> torch.Tensor:
-    if name.split(".")[-2] not in _LINEARS:
-        return weight
-    rows, columns = weight.shape
-    update = 0.02 * torch.randn(rows, _RANK) @ torch.randn(_RANK, columns)
-    return (weight.float() + update).bfloat16()
 
 
 def manifest_of(references: dict[str, str], *, repo: str) -> str:

@@ -617,7 +617,7 @@ def test_checkpoints_that_are_not_here_are_said_not_to_be_checked(release: Path)
     shutil.rmtree("pairs")
     found = audited(release, deep=True)
     assert failures(found) == {}
-    assert check(found, "checkpoints", "/").detail == "pairs/one is a local folder, which is not here"
+    assert check(found, "checkpoints", "/").detail == "pairs/base is a local folder, which is not here"
     assert check(found, "loading", "/").detail == "the base is a local folder, pairs/base, which is not here"
     assert check(found, "reconstruction", "/").status == "not checked"
 

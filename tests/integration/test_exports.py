@@ -46,12 +46,18 @@ class Case:
 
     def write(self) -> None:
         """Both formats, from the adapter in the folder."""
-        write_exports(self.variant, self.extraction.modules, folder=self.folder, config=self.config)
+        write_exports(
+            self.variant.adapter.exports,
+            self.extraction.modules,
+            model_class=self.variant.model_class,
+            folder=self.folder,
+            config=self.config,
+        )
 
     def problems(self) -> list[str]:
         """What of them is not the adapter."""
         modules = self.extraction.modules
-        adapter = peft_adapter(self.variant, modules, folder=self.folder, config=self.config)
+        adapter = peft_adapter(self.variant.model_class, modules, folder=self.folder, config=self.config)
         return export_problems(self.variant.adapter.exports, self.folder, adapter=adapter)
 
     def places(self) -> dict[str, Place]:
@@ -229,7 +235,7 @@ def test_exports_are_part_of_the_release_from_staging_to_read_back() -> None:
     assert "--lora adapter/adapter_model.gguf" in card
     assert "--adapter-path adapter/mlx" in card
     assert failures() == {}
-    assert ran(dry_run=True).variants[0].reused == ("extract", "validate")
+    assert ran(dry_run=True).variants[0].reused == ("extract", "validate", "loaders")
 
 
 @pytest.mark.usefixtures("pico")

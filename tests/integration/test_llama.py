@@ -14,6 +14,7 @@ from publisher.records.extraction import Extraction
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from tests.manifests import ADAPTER, one_variant
+from tests.models import small_llama
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 STAGED = Path("dist/llama")
@@ -28,17 +29,8 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
 def model(request: pytest.FixtureRequest) -> Any:
     """A base in bf16, saved in ./base."""
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=request.param,
-    )
-    torch.manual_seed(11)
-    base = transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"vocab_size": 128, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3}
+    base = small_llama(sizes | {"tie_word_embeddings": request.param}, seed=11)
     base.save_pretrained("base")
     return base
 

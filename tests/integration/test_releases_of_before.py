@@ -17,9 +17,10 @@ import pytest
 from publisher import __version__
 from publisher.audits import audit
 from publisher.audits.adapter import Adapter
+from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError
 from publisher.audits.evidence import charts, digests, evidence, figures, verification
-from publisher.audits.meaning import Comparison, chart_problems, compared
+from publisher.audits.meaning import Comparison, compared
 from publisher.audits.release import Release, card, open_release
 from publisher.errors import AuditError, PublisherError
 from publisher.manifest.reading import load_manifest

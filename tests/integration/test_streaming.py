@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from safetensors.torch import load_file, save, save_file
 
-from publisher.checkpoints import streaming
+from publisher.border.safetensors_header import frame_header
+from publisher.checkpoints import remote_headers, streaming
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
-from publisher.extraction import comparison
+from publisher.extraction import delta_norms, tensor_bytes
 from publisher.hub import client as hub
 from publisher.hub import streaming as hub_streaming
 from publisher.hub.local import Fault, LocalHub
@@ -27,6 +28,7 @@ from publisher.records.checkpoint import Snapshot
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from tests.inputs.pairs import quantise, say_fp8
+from tests.models import add_update, small_llama
 
 TUNED_LAYERS = ("layers.1.", "layers.2.")
 LARGEST_PAIR = 2 * 2 * 128 * 256  # bytes of the largest linear, bf16, in source and base
@@ -50,22 +52,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`source` and `base`, a Llama of three layers in shards, of which the first layer's are equal."""
     folder = tmp_path_factory.mktemp("pair")
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
-    )
-    model = transformers.LlamaForCausalLM(config).bfloat16()
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    model = small_llama(sizes, seed=3)
     model.save_pretrained(folder / "base", max_shard_size="200KB")
-    model.load_state_dict({name: _tuned(name, weight) for name, weight in model.state_dict().items()})
+    add_update(model, rf"({'|'.join(TUNED_LAYERS)}).*proj$", rank=4, scale=0.02)
     model.save_pretrained(folder / "source", max_shard_size="200KB")
     return folder
-
-
-def _tuned(name: str, weight: torch.Tensor) -> torch.Tensor:
-    if not name.endswith("proj.weight") or not any(layer in name for layer in TUNED_LAYERS):
-        return weight
-    rows, columns = weight.shape
-    return (weight.float() + 0.02 * torch.randn(rows, 4) @ torch.randn(4, columns)).bfloat16()
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +80,9 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(streaming, "_AHEAD", 40_000)
-    monkeypatch.setattr(streaming, "_known", {})
-    monkeypatch.setattr(comparison, "_BLOCK", 5_000)
+    monkeypatch.setattr(remote_headers, "_known", {})
+    monkeypatch.setattr(tensor_bytes, "BLOCK", 5_000)
+    monkeypatch.setattr(delta_norms, "BLOCK", 5_000)
     monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
 
 
@@ -228,7 +221,7 @@ def test_cut_connections_and_refusals_for_the_moment_change_nothing(served: Loca
     for fault in faults:
         served.faults.add(fault)
     shutil.rmtree("cache")
-    streaming._known.clear()
+    remote_headers._known.clear()
     published("disturbed", stream=True)
     assert [fault.times for fault in faults] == [0] * len(faults)
     assert staged("disturbed") == staged("undisturbed")
@@ -343,8 +336,7 @@ def checkpoint(content: bytes) -> Path:
 
 
 def described(header: object, data: bytes = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
+    return frame_header(json.dumps(header).encode()) + data
 
 
 def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), *, start: int = 0, stop: int = 8) -> dict[str, object]:

@@ -51,7 +51,9 @@ def extracted(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Ext
         place = folder or tmp_path_factory.mktemp("extract")
         source, base = (snapshot(demo_pairs, reference, memo) for reference in (variant.source, variant.base))
         places = {"staged": place / "staged", "work": place / "work"}
-        return extract(variant, source, base=base, **places, engine=Local(CPU), progress=progress), place / "staged"
+        return extract(
+            variant, base=base, tuned=source, **places, engine=Local(CPU), progress=progress
+        ), place / "staged"
 
     return run
 
@@ -174,7 +176,7 @@ def test_a_base_on_the_hub_is_named_with_its_commit(demo_pairs: Path, tmp_path: 
     pinned = base.checkpoint.model_copy(update={"kind": "hub", "name": "owner/base", "revision": "c0ffee11" * 5})
     hub_base = base.model_copy(update={"checkpoint": pinned})
     places = {"staged": tmp_path / "staged", "work": tmp_path / "work"}
-    extraction = extract(FOUR_LAYERS, source, base=hub_base, **places, engine=Local(CPU), progress=silent)
+    extraction = extract(FOUR_LAYERS, base=hub_base, tuned=source, **places, engine=Local(CPU), progress=silent)
     config = config_in(tmp_path / "staged")
     assert (config["base_model_name_or_path"], config["revision"]) == ("owner/base", "c0ffee11" * 5)
     assert extraction.base == pinned
@@ -306,10 +308,10 @@ def test_modules_finished_from_another_checkpoint_are_never_used(
     places = {"staged": tmp_path / "staged", "work": tmp_path / "work"}
     other = source.model_copy(update={"checkpoint": source.checkpoint.model_copy(update={"revision": "0" * 64})})
     with pytest.raises(KeyboardInterrupt):
-        extract(FOUR_LAYERS, other, base=base, **places, engine=Local(CPU), progress=interrupt_at(3))
+        extract(FOUR_LAYERS, base=base, tuned=other, **places, engine=Local(CPU), progress=interrupt_at(3))
     for file in tmp_path.glob("work/modules-*/*.safetensors"):
         file.write_bytes(b"what this holds must not be read")
-    extract(FOUR_LAYERS, source, base=base, **places, engine=Local(CPU), progress=silent)
+    extract(FOUR_LAYERS, base=base, tuned=source, **places, engine=Local(CPU), progress=silent)
     assert content(tmp_path / "staged") == content(pattern[1])
 
 

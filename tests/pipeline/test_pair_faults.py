@@ -75,7 +75,7 @@ def extracted(case: Case) -> Extraction:
     )
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (variant.source, variant.base))
     places = {"staged": Path("staged"), "work": Path("work")}
-    return extract(variant, source, base=base, **places, engine=Local(torch.device("cpu")), progress=silent)
+    return extract(variant, base=base, tuned=source, **places, engine=Local(torch.device("cpu")), progress=silent)
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, close_session, constants
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.errors import PushError
 from publisher.hub.client import Destination
@@ -15,10 +13,11 @@ from publisher.hub.local import LocalHub
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
-from publisher.pipeline.stages.readback import Published, read_back
+from publisher.pipeline.stages.read_back import Published, read_back
 from publisher.records.progress import silent
 from publisher.records.publication import ReadBack
 from publisher.release.commitplan import staged_files
+from tests.models import add_update, small_llama
 
 REPO = "team/adapter"
 ADAPTER = "small/adapter_model.safetensors"
@@ -41,22 +40,9 @@ card: {template: lora_card.md.j2, title: tuned-lora, summary: Taken back out.}
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base, a fine-tune of rank 2 and, in dist/m, the release made from them."""
     folder = tmp_path_factory.mktemp("readback")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).bfloat16()
+    model = small_llama({"vocab_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}, seed=0)
     model.save_pretrained(folder / "base")
-    with torch.no_grad():
-        for name in ("q_proj", "o_proj"):
-            weight = model.get_submodule(f"model.layers.0.self_attn.{name}").weight
-            weight += (0.1 * torch.randn(32, 2) @ torch.randn(2, 32)).bfloat16()
+    add_update(model, r"[qo]_proj", rank=2, scale=0.1)
     model.save_pretrained(folder / "tuned")
     (folder / "m.yaml").write_text(MANIFEST, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +89,7 @@ def test_a_release_is_read_back_whole_and_its_adapter_loads_by_repository_id(
     look = publish(hub, Path("dist/m"))
     before = len(hub.requests)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "never"))
-    assert look() == ReadBack(files=7, adapters=1)
+    assert look() == ReadBack(files=8, adapters=1)
     fetched = [line for line in hub.requests[before:] if "resolve" in line and "small/adapter" in line]
     assert {line.split()[1].rpartition("/")[2] for line in fetched} == {ADAPTER[6:], "adapter_config.json"}
     assert not (tmp_path / "never").exists()

@@ -31,7 +31,6 @@ from publisher.records.extraction import (
     Settings,
     Spread,
     Tools,
-    spectrum_places,
 )
 from publisher.records.files import packaged_folder
 from publisher.records.loaders import LoaderFinding, Loaders, LoaderVerdict
@@ -40,6 +39,7 @@ from publisher.release.card import check_card, render_card, stamp
 from publisher.release.evidence import VariantEvidence, load_evidence
 from publisher.release.filters import count, extent, figure, grouped, percent, points, size
 from publisher.verification.metrics import AnswerPair, set_metrics
+from tests import factories
 
 if TYPE_CHECKING:
     from publisher.records.record import Record
@@ -58,12 +58,10 @@ NARROW = ("in_proj_a", "in_proj_b")
 
 def module(name: str, *, rank: int, narrow: int) -> ModuleExtraction:
     full = name.endswith(NARROW)
-    places = spectrum_places(narrow if full else rank)
-    return ModuleExtraction(
-        name=name,
-        shape=(narrow, 5120) if full else (5120, 5120),
+    return factories.module(
+        name,
         rank=narrow if full else rank,
-        alpha=narrow if full else rank,
+        shape=(narrow, 5120) if full else (5120, 5120),
         method="exact svd" if full else "randomized svd",
         fit_error=0.0311,
         relative_error=0.0317,
@@ -77,8 +75,6 @@ def module(name: str, *, rank: int, narrow: int) -> ModuleExtraction:
         update_rms=6.1e-4,
         exact_share=0.8312,
         unchanged_share=0.0417,
-        rank_at_least=False,
-        spectrum=tuple(3.1 + (0.21 - 3.1) * (place - 1) / (places[-1] - 1) for place in places),
     )
 
 

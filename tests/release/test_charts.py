@@ -1,16 +1,10 @@
 """What the charts show, from figures made up for these tests."""
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from publisher.extraction.comparison import Comparison
-from publisher.extraction.summary import summarise
-from publisher.records.checkpoint import Checkpoint, FileDigest
-from publisher.records.extraction import Extraction, ModuleExtraction, Settings, Tools, spectrum_places
-from publisher.records.verification import Fp8Verification, KindAgreement, Verification, VerificationSet
 from publisher.release.charts import (
     Column,
     card_charts,
@@ -23,48 +17,7 @@ from publisher.release.charts import (
     spot_of,
 )
 from publisher.release.svg import Chart, Dot, Label, Line, Mark, Rect, svg
-
-_FILE = FileDigest(name="adapter_model.safetensors", size=1, sha256="0" * 64)
-_CHECKPOINT = Checkpoint(kind="local", name="one", revision="0" * 40, files=())
-
-
-def module(name: str, *, rank: int = 4, spectra: bool = True, **figures: float | None) -> ModuleExtraction:
-    top, last = figures.get("sigma_1") or 2.0, figures.get("sigma_r") or 0.5
-    places = spectrum_places(rank)
-    values = tuple(top + (last - top) * place / max(len(places) - 1, 1) for place in range(len(places)))
-    known = {"sigma_1": values[0], "sigma_r": values[-1], "sigma_next": 0.05, "noise_edge": 0.1, "update_rms": 0.01}
-    known |= {"fit_error": 0.02, "relative_error": 0.02, "rounding_floor": 0.02, "expected_error": 0.02, "ratio": 1.0}
-    known |= {"exact_share": 0.8, "unchanged_share": 0.01}
-    return ModuleExtraction.model_validate(
-        {
-            "name": name,
-            "shape": (8, 10),
-            "rank": rank,
-            "alpha": rank,
-            "method": "exact svd",
-            "rank_at_least": False,
-            "spectrum": values if spectra else (),
-            **known,
-            **figures,
-        }
-    )
-
-
-def extraction(modules: Sequence[ModuleExtraction]) -> Extraction:
-    seen = Comparison((), 0, (), left_out=(), layers=(0, 1), layers_total=2)
-    settings = Settings(
-        method="svd", rank=4, dtype="bfloat16", layout="pattern", task_type="CAUSAL_LM", model_class="M", ignore=()
-    )
-    return Extraction(
-        path="/",
-        label="One",
-        source=_CHECKPOINT,
-        base=_CHECKPOINT,
-        settings=settings,
-        tools=Tools(publisher="0", commit=None, dirty=None, code="", device="cpu", packages={}),
-        summary=summarise(modules, seen, adapter=_FILE, config=_FILE),
-        modules=tuple(modules),
-    )
+from tests.factories import a_set, agreement, extraction, module, verification
 
 
 def tips(chart: Chart | None, kind: type[Rect | Dot] = Rect) -> list[str]:
@@ -213,41 +166,6 @@ def test_equal_shares_still_make_an_axis() -> None:
 
 
 # --- verification -------------------------------------------------------------------------------------------
-
-
-def agreement(kind: str, *, mean: float, most: float) -> KindAgreement:
-    return KindAgreement.model_validate(
-        {
-            "kind": kind,
-            "questions": 1200,
-            "answers_changed": 3,
-            "answers_changed_share": 0.0025,
-            "ties": 0,
-            "max_kl": most,
-            "mean_kl": mean,
-            "p99_kl": (mean + most) / 2,
-            "max_probability_difference": 0.01,
-        }
-    )
-
-
-def a_set(name: str, *kinds: KindAgreement) -> VerificationSet:
-    shared = kinds[0].model_dump(exclude={"kind"})
-    return VerificationSet(name=name, requests=1, failed=0, failures=(), kinds=kinds, gold=None, **shared)
-
-
-def verification(*sets: VerificationSet, fp8: bool = False) -> Verification:
-    on_fp8 = Fp8Verification(base=_CHECKPOINT, against="base", linears=1, sets=sets) if fp8 else None
-    return Verification(
-        path="/",
-        adapter_sha256="0" * 64,
-        runner="logits",
-        device="cpu",
-        dtype="bfloat16",
-        packages={},
-        sets=sets,
-        fp8=on_fp8,
-    )
 
 
 def test_each_kind_of_question_is_a_row_from_mean_to_greatest_divergence() -> None:

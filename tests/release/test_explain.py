@@ -13,7 +13,7 @@ from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtrac
 from publisher.release.evidence import Evidence, ReleaseEvidence, read_release
 from publisher.release.explain import explain, module_names, nearest, spectrum_bar
 from publisher.release.verdict import verdict_on
-from tests.release.test_charts import extraction, module
+from tests.factories import extraction, module
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
 

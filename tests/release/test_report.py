@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from publisher.records.extraction import Extraction
 from publisher.release.evidence import Evidence, ReleaseEvidence
 from publisher.release.report import render_report
-from tests.release.test_charts import a_set, agreement, extraction, module, verification
+from tests.factories import a_set, agreement, extraction, module, verification
 
 
 def page(found: Extraction, *, title: str = "Title", summary: str = "A sentence.") -> str:

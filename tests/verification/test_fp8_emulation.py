@@ -17,9 +17,9 @@ from publisher.cli.demo.fp8 import write_fp8
 from publisher.errors import FetchError
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.verification import fp8_emulation as fp8base
+from tests.models import small_llama
 
 SIZES = {"vocab_size": 64, "hidden_size": 200, "intermediate_size": 300, "num_hidden_layers": 2, "head_dim": 50}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def snapshot(folder: Path) -> Snapshot:
@@ -34,10 +34,8 @@ def base(tmp_path: Path) -> Path:
 
 
 def saved(folder: Path, **sizes: int) -> Path:
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(**sizes, **HEADS, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     with quiet():
-        transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        small_llama(sizes | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}, seed=5).save_pretrained(folder)
     return folder
 
 
@@ -199,8 +197,8 @@ def test_a_checkpoint_without_fp8_is_refused(base: Path, tmp_path: Path) -> None
 
 def test_the_fp8_release_of_another_base_is_refused_by_its_tensors(base: Path, tmp_path: Path) -> None:
     write_fp8(base, tmp_path / "fp8")
-    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 3, "intermediate_size": 310}, **HEADS)
+    other = small_llama(SIZES | {"num_hidden_layers": 3, "intermediate_size": 310}, seed=5)
     with pytest.raises(FetchError) as refusal:
-        fp8base.emulate(transformers.LlamaForCausalLM(config), snapshot(tmp_path / "fp8"))
+        fp8base.emulate(other, snapshot(tmp_path / "fp8"))
     assert "model.layers.2.mlp.up_proj.weight is in the base alone" in refusal.value.found
     assert "model.layers.0.mlp.up_proj.weight is (300, 200), in the base (310, 200)" in refusal.value.found

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from publisher.errors import VerificationError
 from publisher.verification.multi_gpu import device_map, spread_over_gpus
+from tests.models import small_llama
 
 LAYERS = 6
 
@@ -17,10 +17,8 @@ LAYERS = 6
 @pytest.fixture(params=["plain", "adapted"])
 def network(request: pytest.FixtureRequest) -> Any:
     """A Llama of six layers, without and with an adapter on it."""
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
+    model = small_llama(sizes, seed=0, dtype=torch.float32)
     if request.param == "plain":
         return model
     return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))

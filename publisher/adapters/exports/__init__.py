@@ -15,7 +15,6 @@ from publisher.adapters.exports.mlx import mlx_obstacles, mlx_problems, write_ml
 from publisher.adapters.exports.peft_adapter import PeftAdapter
 from publisher.errors import ExtractionError, listed
 from publisher.manifest.architectures import KNOWN
-from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import ModuleExtraction
 from publisher.records.filenames import EXPORTS, GGUF
@@ -26,7 +25,7 @@ _Problems = Callable[[Path, PeftAdapter], Iterator[str]]
 def require_exportable(
     exports: Sequence[str], model_class: str, *, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
 ) -> None:
-    """These formats can hold an adapter for these modules.
+    """Raise an error unless these formats can hold an adapter for these modules.
 
     Args:
         exports: `gguf`, `mlx`.
@@ -58,25 +57,39 @@ def _refused(export: str, problems: Iterable[str]) -> ExtractionError:
 
 
 def write_exports(
-    variant: Variant, modules: Sequence[ModuleExtraction], *, folder: Path, config: Mapping[str, Any]
+    exports: Sequence[str],
+    modules: Sequence[ModuleExtraction],
+    *,
+    model_class: str,
+    folder: Path,
+    config: Mapping[str, Any],
 ) -> tuple[FileDigest, ...]:
-    """Write the formats that the manifest asks for, made from the adapter in `folder`; what was not asked for goes.
+    """Write these formats, made from the adapter in `folder`; a file of a format that is not asked for goes.
+
+    Args:
+        exports: `gguf`, `mlx`.
+        modules: of the adapter.
+        model_class: the manifest's.
+        folder: where the adapter is, and the files go.
+        config: the base's config.json.
+
+    Returns:
+        The digests of the files written.
 
     Raises:
         ExtractionError: what was written does not read back as the adapter.
         NoRoomError: the disk is full.
     """
-    wanted = variant.adapter.exports
-    for name in (name for export, names in EXPORTS.items() if export not in wanted for name in names):
+    for name in (name for export, names in EXPORTS.items() if export not in exports for name in names):
         (folder / name).unlink(missing_ok=True)
-    if not wanted:
+    if not exports:
         return ()
-    adapter = peft_adapter(variant, modules, folder=folder, config=config)
-    for export in wanted:
+    adapter = peft_adapter(model_class, modules, folder=folder, config=config)
+    for export in exports:
         _WRITERS[export](folder, adapter)
         if problems := list(_PROBLEMS[export](folder, adapter)):
             raise _differs(export, problems)
-    return tuple(FileDigest.of(folder / name, name=name) for export in wanted for name in EXPORTS[export])
+    return tuple(FileDigest.of(folder / name, name=name) for export in exports for name in EXPORTS[export])
 
 
 def _differs(export: str, problems: Iterable[str]) -> ExtractionError:
@@ -88,20 +101,42 @@ def _differs(export: str, problems: Iterable[str]) -> ExtractionError:
 
 
 def peft_adapter(
-    variant: Variant, modules: Sequence[ModuleExtraction], *, folder: Path, config: Mapping[str, Any]
+    model_class: str, modules: Sequence[ModuleExtraction], *, folder: Path, config: Mapping[str, Any]
 ) -> PeftAdapter:
-    """The PEFT adapter in this folder, as its exports have it."""
+    """Read the PEFT adapter in this folder, as its exports have it.
+
+    Args:
+        model_class: the manifest's.
+        modules: of the adapter.
+        folder: where its files are.
+        config: the base's config.json.
+
+    Returns:
+        The adapter.
+
+    Raises:
+        FetchError: its file is missing or damaged.
+    """
     names, rank = tuple(module.name for module in modules), max(module.alpha for module in modules)
-    return PeftAdapter.read(folder, variant.model_class, modules=names, rank=rank, config=config)
+    return PeftAdapter.read(folder, model_class, modules=names, rank=rank, config=config)
 
 
 def missing_package(exports: Iterable[str]) -> str:
-    """The package that reading these formats takes and that is not installed; empty where none is lacking."""
+    """Return the package that reading these formats takes and that is not installed; empty where none is lacking."""
     return "gguf" if "gguf" in exports and not has_package() else ""
 
 
 def export_problems(exports: Iterable[str], folder: Path, *, adapter: PeftAdapter) -> list[str]:
-    """What of these formats in `folder` is not the adapter."""
+    """Return what of the written formats is not the adapter.
+
+    Args:
+        exports: `gguf`, `mlx`.
+        folder: with the formats.
+        adapter: the PEFT adapter that they were made from.
+
+    Returns:
+        A line for each problem, which begins with the format.
+    """
     return [f"{export}: {line}" for export in exports for line in _PROBLEMS[export](folder, adapter)]
 
 

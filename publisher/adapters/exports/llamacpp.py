@@ -43,7 +43,7 @@ class Swap:
         return Swap(self.outer, self.second, self.first, self.inner, self.skip)
 
     def __call__(self, matrix: torch.Tensor) -> torch.Tensor:
-        """The matrix (rows, any) with its rows in this order."""
+        """Return the matrix (rows, any) with its rows in this order."""
         kept, moved = matrix[: self.skip], matrix[self.skip :]
         seen = moved.reshape(self.outer, self.first, self.second, self.inner * moved.shape[1])
         return torch.cat([kept, seen.transpose(1, 2).reshape(moved.shape)])
@@ -58,11 +58,11 @@ class Place:
     columns: Swap | None = None
 
     def a(self, factor: torch.Tensor) -> torch.Tensor:
-        """A (r, in) for llama.cpp."""
+        """Return A (r, in) as llama.cpp has it."""
         return _columns(factor, self.columns)
 
     def b(self, factor: torch.Tensor) -> torch.Tensor:
-        """B (out, r) for llama.cpp."""
+        """Return B (out, r) as llama.cpp has it."""
         return factor if self.rows is None else self.rows(factor)
 
     @property
@@ -78,12 +78,15 @@ def _columns(matrix: torch.Tensor, swap: Swap | None) -> torch.Tensor:
 def places(
     model_class: str, shapes: Mapping[str, tuple[int, ...]], *, config: Mapping[str, Any]
 ) -> tuple[dict[str, Place], list[str]]:
-    """The place of each module that has one, and what keeps the others from one.
+    """Find the place of each module in llama.cpp.
 
     Args:
         model_class: one of `LLAMA_CPP`.
         shapes: (out, in) of each module, by name.
         config: the base's config.json.
+
+    Returns:
+        The places of the modules that have one, by name, and a line for each other module that says why it has none.
     """
     text = config.get("text_config") or config
     named = _named(LLAMA_CPP[model_class], layers=text["num_hidden_layers"])
@@ -103,7 +106,7 @@ def places(
 
 
 def _named(architecture: str, *, layers: int) -> Callable[[str], str | None]:
-    """llama.cpp's own table of names, which the gguf package brings along."""
+    """Return llama.cpp's own table of names, which the gguf package brings along."""
     import gguf
 
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -134,7 +137,7 @@ def _absence(module: str, name: str | None) -> str:
 def _orders(
     architecture: str, module: str, *, shape: tuple[int, ...], text: Mapping[str, Any]
 ) -> tuple[Swap | None, Swap | None]:
-    """The orders of rows and columns."""
+    """Return the orders of a module's rows and columns; None where they are transformers' own."""
     if architecture == "llama":
         return _rotated(module, rows=shape[0], text=text), None
     if architecture == "qwen35" and ".linear_attn." in module:
@@ -143,7 +146,7 @@ def _orders(
 
 
 def _rotated(module: str, *, rows: int, text: Mapping[str, Any]) -> Swap | None:
-    """Llama's q and k: halves of each head become neighbours."""
+    """Return the order of rows of Llama's q and k, where the halves of each head become neighbours."""
     heads = text["num_attention_heads"]
     by_projection = {"q_proj": heads, "k_proj": text.get("num_key_value_heads") or heads}
     count = by_projection.get(module.rpartition(".")[2])
@@ -151,7 +154,10 @@ def _rotated(module: str, *, rows: int, text: Mapping[str, Any]) -> Swap | None:
 
 
 def _value_heads(projection: str, text: Mapping[str, Any]) -> tuple[Swap | None, Swap | None]:
-    """Qwen3.5's linear attention: value heads by key head become one of each key head at a time."""
+    """Return the orders of Qwen3.5's linear attention.
+
+    Value heads by key head become one of each key head at a time.
+    """
     keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
     key_width, width = text["linear_key_head_dim"], text["linear_value_head_dim"]
     each = values // keys

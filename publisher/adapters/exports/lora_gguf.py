@@ -31,12 +31,12 @@ _WIDTH = torch.float32.itemsize
 
 
 def has_package() -> bool:
-    """Whether the gguf package is installed."""
+    """Return whether the gguf package is installed."""
     return util.find_spec("gguf") is not None
 
 
 def require_package() -> None:
-    """The gguf package is installed.
+    """Raise an error unless the gguf package is installed.
 
     Raises:
         ExtractionError: it is not.
@@ -78,7 +78,7 @@ def write_gguf(path: Path, adapter: PeftAdapter) -> None:
 
 
 def gguf_problems(path: Path, adapter: PeftAdapter) -> Iterator[str]:
-    """What of the file is not the adapter, as llama.cpp would load it."""
+    """Yield what of the file is not the adapter, as llama.cpp would load it."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -116,7 +116,10 @@ def _heading_problems(reader: "GGUFReader", adapter: PeftAdapter) -> Iterator[st
 def _module_problems(
     module: str, pair: tuple[torch.Tensor, torch.Tensor], *, place: Place, alpha: object, factors: FactorReader
 ) -> Iterator[str]:
-    """`pair`: the file's A and B in float32. Equal factors have equal products, in whatever order they are summed."""
+    """Yield what of a module's A and B in the file (`pair`, float32) is not the adapter's.
+
+    Equal factors have equal products, in whatever order they are summed.
+    """
     a, b = pair
     if alpha != b.shape[1] or a.shape[0] != b.shape[1]:
         yield f"{module}: alpha {alpha} over rank {b.shape[1]} is no scale of 1"
@@ -140,14 +143,14 @@ def _shapes(adapter: PeftAdapter, module: str, place: Place) -> Iterator[tuple[s
 
 
 def _tensors(factors: FactorReader, there: Mapping[str, Place]) -> Iterator[NDArray[np.float32]]:
-    """The tensors in the order in which they were announced."""
+    """Yield the tensors in the order in which they were announced."""
     for module, place in there.items():
         yield place.a(factors.a(module).float()).numpy()
         yield place.b(factors.b(module).float()).numpy()
 
 
 def _read(path: Path, tensor: "ReaderTensor") -> torch.Tensor:
-    """A tensor in float32. Its bytes are read, not taken from the reader's map, which would stay in memory."""
+    """Return a tensor in float32; its bytes are read, as the reader's map of the file would stay in memory."""
     octets = np.fromfile(path, dtype=np.float32, count=tensor.n_elements, offset=tensor.data_offset)
     return torch.from_numpy(octets).reshape(*map(int, reversed(tensor.shape)))
 

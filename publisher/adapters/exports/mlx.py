@@ -26,7 +26,7 @@ _LAYER = re.compile(r"(?:model|model\.language_model)\.layers\.(\d+)\.(.+)")
 
 
 def mlx_obstacles(modules: Iterable[str], *, config: Mapping[str, Any]) -> list[str]:
-    """What keeps mlx-lm from these modules, by name."""
+    """Return a line for each module, by name, that mlx-lm cannot adapt."""
     text = config.get("text_config") or config
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     return [
@@ -48,7 +48,7 @@ def write_mlx(folder: Path, adapter: PeftAdapter) -> None:
 
 
 def mlx_problems(folder: Path, adapter: PeftAdapter) -> Iterator[str]:
-    """What of the files is not the adapter, as mlx-lm would load it."""
+    """Yield what of the files is not the adapter, as mlx-lm would load it."""
     if read_json(folder / MLX_CONFIG) != _config(adapter):
         yield f"{MLX_CONFIG} is not that of these modules, at a scale of 1"
     headers = file_headers(folder / MLX_ADAPTER)

@@ -39,7 +39,17 @@ class PeftAdapter:
     def read(
         cls, folder: Path, model_class: str, *, modules: tuple[str, ...], rank: int, config: Mapping[str, Any]
     ) -> "PeftAdapter":
-        """The adapter in this folder.
+        """Read the headers of the adapter in this folder.
+
+        Args:
+            folder: where adapter_model.safetensors is.
+            model_class: the class of transformers it is for.
+            modules: their full names.
+            rank: of the widest module.
+            config: the base's config.json.
+
+        Returns:
+            The adapter; its factors are not read yet.
 
         Raises:
             FetchError: its file is missing or damaged.
@@ -48,16 +58,16 @@ class PeftAdapter:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every factor."""
+        """The dtype of every factor."""
         return torch_dtype(self._header(self.modules[0], "A"))
 
     def shape(self, module: str) -> tuple[int, int]:
-        """(out, in) of the module's weight."""
+        """Return (out, in), the shape of the module's weight."""
         return self._header(module, "B").shape[0], self._header(module, "A").shape[1]
 
     @contextmanager
     def factors(self) -> Iterator["FactorReader"]:
-        """What reads the factors."""
+        """Open a reader of the factors for as long as the block runs."""
         with TensorReader(self.headers) as reader:
             yield FactorReader(reader, self.rank)
 
@@ -73,11 +83,11 @@ class FactorReader:
     rank: int
 
     def a(self, module: str) -> torch.Tensor:
-        """A (rank, in), in the file's dtype."""
+        """Return A (rank, in), in the file's dtype."""
         found = self.reader.read(f"{KEY_PREFIX}{module}.lora_A.weight")
         return torch.nn.functional.pad(found, (0, 0, 0, self.rank - found.shape[0]))
 
     def b(self, module: str) -> torch.Tensor:
-        """B (out, rank), in the file's dtype."""
+        """Return B (out, rank), in the file's dtype."""
         found = self.reader.read(f"{KEY_PREFIX}{module}.lora_B.weight")
         return torch.nn.functional.pad(found, (0, self.rank - found.shape[1]))

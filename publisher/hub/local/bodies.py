@@ -15,6 +15,7 @@ from publisher.hub.local.repositories import checked_path
 _FENCE = "---\n"
 _OPENING = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSING = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
+# not the border's loader: a card's dates stay text here, and libyaml keeps a large card from holding up the server
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with it
 
 

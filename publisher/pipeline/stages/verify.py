@@ -87,7 +87,7 @@ def verify(
         staged: the folder of the adapter, where verification.json is written.
         work: the folder for answers, and for the metrics of a verification that failed.
         engine: where the models run.
-        progress: told batch by batch.
+        progress: gets a line for each batch that is answered.
 
     Returns:
         The metrics of every test set, all within the manifest's bounds.
