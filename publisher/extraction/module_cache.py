@@ -53,7 +53,7 @@ class ModuleCache:
         return self._figures(name).exists() or self._factors(name).exists()
 
     def figures(self, name: str) -> ModuleFigures | None:
-        """Return the figures of this module; None where it is not finished, or its files are not as they were written."""
+        """Return the figures of this module; None where it is not finished, or its files were changed since."""
         kept, factors = self._kept(name), self._factors(name)
         whole = kept is not None and factors.is_file() and sha256_of(factors) == kept.sha256
         return kept.figures if kept is not None and whole else None
