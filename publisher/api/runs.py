@@ -6,8 +6,9 @@ from typing import TypedDict, Unpack
 
 from publisher.api.border import called_with
 from publisher.errors import ManifestError
-from publisher.pipeline.run import STAGES, Run
+from publisher.pipeline.options import Run
 from publisher.pipeline.run import run as run_stages
+from publisher.pipeline.table import NAMES
 from publisher.records.outcome import Outcome
 from publisher.records.progress import Progress, silent
 
@@ -42,8 +43,8 @@ def run(  # noqa: PLR0913 - the options of the command line, each a keyword with
     tag: str | None = None,
     pull_request: bool = False,
     signing_key: str | Path | None = None,
-    first: str = "fetch",
-    last: str = "push",
+    first: str = NAMES[0],
+    last: str = NAMES[-1],
     variants: str | Sequence[str] = (),
     dist: str | Path = "dist",
     device: str = "auto",
@@ -127,7 +128,7 @@ def validate(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
         >>> publisher.validate("manifests/demo.yaml").variants[0].validation.modules
         186
     """
-    return run(manifest, **options, first="validate", last="validate")
+    return run(manifest, **options, first="validate", last="loaders")
 
 
 def verify(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
@@ -154,9 +155,9 @@ def verify(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
 
 
 def _require_order(first: str, last: str) -> None:
-    order = f"the order {', '.join(STAGES)}"
+    order = f"the order {', '.join(NAMES)}"
     for name in (first, last):
-        if name not in STAGES:
+        if name not in NAMES:
             raise ManifestError(f"there is no stage {name!r}", expected=order)
-    if STAGES.index(first) > STAGES.index(last):
+    if NAMES.index(first) > NAMES.index(last):
         raise ManifestError(f"the first stage, {first}, comes after the last, {last}", expected=order)

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from publisher.adapters.function_check import function_obstacle, require_function
 from publisher.adapters.loading import quiet
+from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
 from publisher.checkpoints.pairs import open_pair
@@ -20,12 +22,12 @@ from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
+from publisher.extraction.claims import require_claims
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
-from publisher.pipeline.stages.validate import function_obstacle, require_function, require_numbers, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures
@@ -220,10 +222,10 @@ def reconstruction(case: _Case) -> str:
         require_tensors(case.extraction, case.folder)
     except PublisherError:
         raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
-    largest = require_numbers(
+    largest = require_claims(
         case.extraction,
-        source=case.tuned,
         base=case.base,
+        tuned=case.tuned,
         staged=case.folder,
         engine=case.bench.engine,
         progress=case.bench.progress,
@@ -247,5 +249,5 @@ def function(case: _Case) -> str:
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
-        seen = require_function(case.variant, source=case.tuned, base=case.base, staged=case.folder)
+        seen = require_function(case.variant, base=case.base, tuned=case.tuned, staged=case.folder)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
 from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
+from publisher.adapters.structure_checks import require_loadable, require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
@@ -31,7 +32,6 @@ from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
 from publisher.numerics.noise import expected_error
-from publisher.pipeline.stages.validate import require_loadable, require_tensors
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
 from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places

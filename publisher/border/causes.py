@@ -6,7 +6,7 @@ library, or inside code that a release brings, is told as theirs. Whatever is le
 
 import errno
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,13 +118,10 @@ def _of_library(error: BaseException, origin: str) -> LibraryError:
 
 
 def _origin(error: BaseException) -> str:
-    """Return the package that the innermost frame belongs to which is neither Python's own nor nobody's."""
-    return next(filter(None, map(_owner, _files(error))), "")
-
-
-def _files(error: BaseException) -> Iterator[Path]:
-    frames = traceback.extract_tb(error.__traceback__)
-    return (Path(frame.filename) for frame in reversed(frames))
+    """Return the owner of the innermost frame whose file belongs neither to Python itself nor to nobody."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    owners = (_owner(Path(frame.filename)) for frame in frames)
+    return next(filter(None, owners), "")
 
 
 def _owner(file: Path) -> str:

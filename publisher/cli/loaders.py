@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from publisher.adapters.base_config import base_config
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.errors import FetchError, ManifestError
 from publisher.hub import client as hub
@@ -16,7 +17,6 @@ from publisher.loaders import judge
 from publisher.loaders.subject import Base, Subject, class_for, read_subject
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Variant
-from publisher.pipeline.stages.readback import base_config
 from publisher.records.filenames import ADAPTER
 from publisher.records.files import canonical_json
 from publisher.records.loaders import LoaderName, LoaderVerdict

@@ -5,6 +5,8 @@ from typing import Final
 
 import click
 
+from publisher.pipeline.table import NAMES
+
 manifest: Final = click.option(
     "--manifest", "-m", type=click.Path(path_type=Path), metavar="M", help="The manifest to publish."
 )
@@ -20,11 +22,11 @@ folder: Final = click.option(
 output: Final = click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it."
 )
-_STAGES: Final = click.Choice(["fetch", "extract", "validate", "verify", "card", "push"])
+_STAGES: Final = click.Choice(NAMES)
 first: Final = click.option(
-    "--from", "first", type=_STAGES, default="fetch", help="Start with this stage, on earlier results."
+    "--from", "first", type=_STAGES, default=NAMES[0], help="Start with this stage, on earlier results."
 )
-last: Final = click.option("--until", "last", type=_STAGES, default="push", help="Stop after this stage.")
+last: Final = click.option("--until", "last", type=_STAGES, default=NAMES[-1], help="Stop after this stage.")
 variants: Final = click.option(
     "--variant", "variants", multiple=True, metavar="PATH", help="Only this variant; may be repeated."
 )

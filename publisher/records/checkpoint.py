@@ -11,13 +11,8 @@ from publisher.records.filenames import EXPORTS
 from publisher.records.files import sha256_of
 from publisher.records.record import Count, Each, Record
 
-
-def _release_file(name: str) -> str:
-    """Return the name, if it stays in the record's folder: any other could lead a reader to any file of his machine."""
-    return repository_path(name)
-
-
-FileName = Annotated[str, AfterValidator(_release_file)]
+# a record never names a file outside its own folder: it could lead a reader to any file of his machine
+FileName = Annotated[str, AfterValidator(repository_path)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -42,7 +42,13 @@ class ReadBack(Record):
 Result = Literal["no changes", "committed", "pull request"]
 
 
-class PushOutcome(Record):
+class CardChange(Record):
+    """Whether rendering the card changed it or one of its charts."""
+
+    changed: bool
+
+
+class Pushed(Record):
     """What push did.
 
     Attributes:
@@ -52,7 +58,6 @@ class PushOutcome(Record):
         url: where it can be seen.
         tag: the tag that points to it.
         recovered: the answer to the commit was lost, and the commit was found by reading the repository again.
-        read_back: what was read back from that commit.
     """
 
     hub: str
@@ -61,6 +66,15 @@ class PushOutcome(Record):
     url: str
     tag: str | None
     recovered: bool
+
+
+class PushOutcome(Pushed):
+    """What push did, and what was read back of it.
+
+    Attributes:
+        read_back: what was read back from that commit; absent where the run ended before.
+    """
+
     read_back: ReadBack | None
 
 

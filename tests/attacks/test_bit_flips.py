@@ -26,7 +26,7 @@ REHEARSED = 3
 CHECKPOINT_FLIPS, MANY_CHECKPOINT_FLIPS = 4, 16
 
 
-def again(*, last: str = "push", first: str = "fetch", rehearse: bool = False) -> list[str]:
+def again(*, last: str = "read_back", first: str = "fetch", rehearse: bool = False) -> list[str]:
     """Run once more; return what was told."""
     told: list[str] = []
 
@@ -207,7 +207,7 @@ def test_a_validation_alone_refuses_an_extraction_with_one_flipped_bit(sound: di
         for _ in range(3):
             restore(tmp_path)
             flip(STAGED / name, chance.randrange(8 * len(sound[name])))
-            with pytest.raises(PublisherError, match=r"extraction"):
+            with pytest.raises(PublisherError, match=r"extract"):
                 again(first="validate", last="validate")
 
 

@@ -14,7 +14,8 @@ from publisher.errors import ExtractionError, PublisherError, VerificationError
 from publisher.extraction.module_cache import ModuleCache
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.markers import lapse_of, mark
-from publisher.pipeline.run import Run, _Place, run
+from publisher.pipeline.run import Run, run
+from publisher.pipeline.sites import VariantSite
 from publisher.records.progress import silent
 from publisher.records.sealed import kept_file
 from publisher.verification.answer_log import Answer, AnswerLog
@@ -38,6 +39,7 @@ NAMES = {
     "the letter and its accent": "e\u0301",
     "hidden": ".x.partial",
 }
+PATHS = ("/", "root/", "hub/", "Hub/", "lock/", "digests.json/", "variants/", "variants/root/", "a/")
 NO_NAMES = {"4,000 characters", "NUL", "nothing", "a line feed"}  # no record of a module holds one
 BATCHES: list[list[list[Answer]]] = [
     [[np.array([0.5, -1.0], dtype=np.float32)], ["ValueError: too long"]],
@@ -100,12 +102,12 @@ def test_an_extraction_with_such_a_tensor_writes_no_file_outside_its_output(own_
 
 
 def test_no_variants_work_lies_where_this_tool_or_another_variant_keeps_its_own(tiny_run: Path) -> None:
-    variant = load_manifest(tiny_run / "m.yaml").variants[0]
+    manifest = load_manifest(tiny_run / "m.yaml")
+    variants = {path: manifest.variants[0].model_copy(update={"path": path}) for path in PATHS}
     options = Run(tiny_run / "m.yaml", Path("dist"))
-    paths = ("/", "root/", "hub/", "Hub/", "lock/", "digests.json/", "variants/", "variants/root/", "a/")
-    work = [_Place(variant.model_copy(update={"path": path}), options).work("x") for path in paths]
+    work = [VariantSite(options, manifest, silent, one).kept("x") for one in variants.values()]
     top = [folder.relative_to(options.work).parts[0].casefold() for folder in work]
-    assert len(set(work)) == len(paths)
+    assert len(set(work)) == len(PATHS)
     assert set(top) == {"root", "variants", "a"}
     assert top.count("root") == 1
 

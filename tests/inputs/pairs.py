@@ -115,7 +115,7 @@ class Pair:
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""
         source, base = self._snapshots()
-        places = {"source": source, "base": base, "staged": self.staged}
+        places = {"base": base, "tuned": source, "staged": self.staged}
         return validate(self.variant, extraction, **places, engine=Local(CPU), progress=silent)
 
     def _snapshots(self) -> Any:

@@ -13,12 +13,13 @@ from publisher.audits import audit
 from publisher.cli.app import cli
 from publisher.errors import CardError, FetchError, HubError, ManifestError, PushError
 from publisher.manifest.reading import load_manifest
-from publisher.pipeline.run import Run, rendered_card, run
+from publisher.pipeline.run import Run, run
 from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
 from publisher.records.loaders import Loaders, LoaderVerdict
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
+from publisher.records.provenance import code_digest
 from publisher.release.evidence import load_evidence, read_release
 from tests.manifests import one_variant
 
@@ -83,7 +84,7 @@ def test_a_second_run_reuses_them_with_the_same_bytes() -> None:
     rerun()
     before = content()
     again = rerun()
-    assert all(variant.reused == ("extract", "validate") for variant in again.variants)
+    assert all(variant.reused == ("extract", "validate", "loaders") for variant in again.variants)
     assert content() == before
 
 
@@ -100,11 +101,12 @@ def test_lost_verdicts_are_given_again_without_extracting_or_validating_again() 
 def test_verdicts_of_other_rules_take_the_place_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rerun()
     monkeypatch.setattr("publisher.loaders.on_mlx.READ", "mlx-lm 9.9")
-    monkeypatch.setattr("publisher.pipeline.run._JUDGING", "publisher.records.closure")
+    code = {"publisher.pipeline.stages.loaders": "other rules"}
+    monkeypatch.setattr("publisher.pipeline.markers.code_digest", lambda name: code.get(name) or code_digest(name))
     again = rerun()
     assert again.variants[0].reused == ("extract", "validate")
     assert verdicts()[-1].version == "mlx-lm 9.9"
-    assert rerun().variants[0].reused == ("extract", "validate"), "and the new bytes are the ones that hold"
+    assert rerun().variants[0].reused == ("extract", "validate", "loaders"), "and the new bytes are the ones that hold"
 
 
 def test_an_extraction_made_again_keeps_its_validation_and_gets_the_same_verdicts() -> None:
@@ -112,7 +114,10 @@ def test_an_extraction_made_again_keeps_its_validation_and_gets_the_same_verdict
     before = content()
     (STAGED / "adapter_config.json").unlink()
     again = rerun()
-    assert [variant.reused for variant in again.variants] == [("validate",), ("extract", "validate")]
+    assert [variant.reused for variant in again.variants] == [
+        ("validate", "loaders"),
+        ("extract", "validate", "loaders"),
+    ]
     assert content() == before
 
 
@@ -177,8 +182,8 @@ def test_evidence_without_verdicts_is_read_written_and_rendered_as_it_was() -> N
     file = STAGED / "extraction.json"
     assert b"loaders" not in file.read_bytes()
     assert evidence().to_json().encode() == file.read_bytes()
-    card = rendered_card(load_manifest(MANIFEST), Run(MANIFEST, Path("dist")))
-    assert "Loads with" not in card["README.md"]
+    rerun(first="card")
+    assert "Loads with" not in (STAGED / "README.md").read_text()
 
 
 # --- the command ----------------------------------------------------------------------------------------------

@@ -61,13 +61,13 @@ STAND_INS = {
 }
 OF_A_SHELL = re.compile(r"[>*]")
 # The first that fits a command says what it prints (a pattern), and which file it leaves.
-PUBLISHED_WHOLE = r"read back \w{8}: 7 files equal, 1 adapters load with PEFT"
+PUBLISHED_WHOLE = r"read back \w{8}: 8 files equal, 1 adapters load with PEFT"
 SHOWN: dict[str, tuple[str, str]] = {
     r"publish --(hub local|until extract)$": (r"\AUsage: publish \[OPTIONS\]", ""),
     r".* --until validate": (r"in small: PEFT loads all 31 modules, figures agree", "dist/*/adapter_model.safetensors"),
     r".* --dry-run": (r"commit to \w+/clef-lora, compared with", "dist/*/README.md"),
     r"publish --manifest \S*demo.yaml --hub local": (
-        r"14 files equal, 2 adapters load with PEFT",
+        r"16 files equal, 2 adapters load with PEFT",
         "dist/demo.work/hub",
     ),
     r"publish --manifest .* --tag v1\.2\.0": (rf"(?s), tagged v1\.2\.0: .*{PUBLISHED_WHOLE}", "dist/clef/README.md"),

@@ -235,7 +235,7 @@ def test_exports_are_part_of_the_release_from_staging_to_read_back() -> None:
     assert "--lora adapter/adapter_model.gguf" in card
     assert "--adapter-path adapter/mlx" in card
     assert failures() == {}
-    assert ran(dry_run=True).variants[0].reused == ("extract", "validate")
+    assert ran(dry_run=True).variants[0].reused == ("extract", "validate", "loaders")
 
 
 @pytest.mark.usefixtures("pico")

@@ -32,7 +32,7 @@ CHARTS = ("errors.svg", "spectrum.svg")
 EVIDENCE = ("extraction.json", "loaders.json", "verification.json")
 PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", *EVIDENCE)
 BOTH = ("extract", "validate")
-ALL = (*BOTH, "verify")
+ALL = (*BOTH, "loaders", "verify")
 
 pytestmark = pytest.mark.usefixtures("own_demo_run")
 
@@ -175,7 +175,7 @@ def test_the_same_command_finishes_the_job_with_the_same_bytes_as_an_undisturbed
 
 
 def test_what_was_finished_before_the_interruption_is_reused(interrupted: Interrupted) -> None:
-    assert "Clef in small: reused extract, validate, verify\n" in interrupted.again.stdout
+    assert "Clef in small: reused extract, validate, loaders, verify\n" in interrupted.again.stdout
     assert "Clef-flash in small: reused" not in interrupted.again.stdout
 
 
@@ -266,7 +266,7 @@ def test_a_staged_file_that_was_altered_is_made_again() -> None:
     (STAGED / "clef-flash/adapter_model.safetensors").write_bytes(b"altered")
     (STAGED / "adapter_config.json").unlink()
     outcome = rerun()
-    assert reused(outcome) == {"/": ("validate", "verify"), "clef-flash/": ("validate", "verify")}
+    assert reused(outcome) == dict.fromkeys(("/", "clef-flash/"), ("validate", "loaders", "verify"))
     assert content(STAGED) == before
 
 
@@ -309,7 +309,7 @@ def test_from_the_card_on_no_checkpoint_is_needed() -> None:
         pair.unlink()
     (STAGED / "README.md").unlink()
     outcome = rerun(first="card")
-    assert outcome.stages == ("card", "push")
+    assert outcome.stages == ("card", "sign", "push", "read_back")
     assert outcome.card_changed is True
     assert outcome.plan is not None
 

@@ -21,8 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, close_session
 
 import publisher
 from publisher.hub.local import Fault, LocalHub, Role
-from publisher.pipeline.markers import mark
-from publisher.pipeline.run import validation_key
+from publisher.pipeline.markers import mark, marked
 from publisher.records.filenames import ADAPTER, EXTRACTION
 from publisher.records.validation import Validation
 from tests.commands import Answer, publish_as
@@ -115,7 +114,9 @@ def test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do(
     first, second = (outcome["push"] for outcome in outcomes)
     assert (first["result"], first["tag"], first["read_back"]["adapters"]) == ("committed", "v1.2.0", 2)
     assert (second["result"], second["commit"]) == ("no changes", first["commit"])
-    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [["extract", "validate", "verify"]] * 2
+    assert [variant["reused"] for variant in outcomes[1]["variants"]] == [
+        ["extract", "validate", "loaders", "verify"]
+    ] * 2
     with LocalHub(here.folder / "dist/demo.work/hub") as hub:
         assert hub.repository("demo/clef-lora").head("v1.2.0") == first["commit"]
         reader = Desk(
@@ -224,7 +225,7 @@ def test_a_job_with_a_wrong_claim_fails_before_any_extraction(hub: LocalHub, com
 def test_the_workflows_own_commands_publish_and_tag(hub: LocalHub, released: Desk) -> None:
     outcome = json.loads((released.folder / "outcome.json").read_text())["push"]
     assert (outcome["result"], outcome["tag"]) == ("committed", "v1.2.0")
-    assert outcome["read_back"] == {"files": 7, "adapters": 1}
+    assert outcome["read_back"] == {"files": 8, "adapters": 1}
     assert outcome["commit"] == hub.repository(REPO).head("v1.2.0")
     assert titles(hub)[-2:] == [f"{TITLE} v1.2.0", "initial commit"]
 
@@ -261,8 +262,9 @@ def judge_elsewhere(here: Desk) -> None:
     validation = Validation.read(work / "validation.json")
     other = validation.model_copy(update={"packages": {**validation.packages, "peft": "0.18.0"}})
     other.write(work / "validation.json")
-    key = validation_key(here.folder / "dist/clef")
-    mark(work / "validate.json", key, folder=work, files=[work / "validation.json"])
+    found = marked(work / "validate.json")
+    assert found is not None
+    mark(work / "validate.json", found.key, folder=work, files=[work / "validation.json"])
 
 
 def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: LocalHub, carried: Desk) -> None:
@@ -274,7 +276,7 @@ def test_evidence_that_holds_is_published_where_no_weights_can_be_had(hub: Local
     assert outcome["variants"][0]["reused"] == ["extract", "validate"]
     assert (outcome["push"]["result"], outcome["push"]["tag"]) == ("committed", "v1.2.1")
     assert outcome["push"]["commit"] == hub.repository(REPO).head("v1.2.1")
-    assert "dist/clef holds; its checkpoints are not fetched" in done.stderr
+    assert "dist/clef: what rests on fetch holds, so it does not run" in done.stderr
     assert "loading dist/clef with the packages installed here" in done.stderr
     assert not any("/o/" in line and "safetensors" in line for line in hub.requests[before:])
     assert not any(secret in done.stdout + done.stderr for secret in SECRETS)

@@ -306,7 +306,7 @@ def test_the_decision_runner_asks_the_sources_own_module(place: Path) -> None:
     assert {failure.reason for failure in found.failures} == {"ValueError: too long"}
     assert [kind.kind for kind in found.kinds] == ["choice", "noul", "score"]
     assert found.gold is not None
-    assert reused(publish()) == ("extract", "validate", "verify")
+    assert reused(publish()) == ("extract", "validate", "loaders", "verify")
 
 
 # --- reuse --------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_the_decision_runner_asks_the_sources_own_module(place: Path) -> None:
 @pytest.mark.usefixtures("place")
 def test_a_second_run_reuses_the_verification() -> None:
     before = (STAGED / "verification.json").read_bytes()
-    assert reused(publish()) == ("extract", "validate", "verify")
+    assert reused(publish()) == ("extract", "validate", "loaders", "verify")
     assert (STAGED / "verification.json").read_bytes() == before
 
 
@@ -325,7 +325,7 @@ def answer_files() -> dict[str, int]:
 
 def test_another_request_file_is_answered_anew(place: Path) -> None:
     (place / FILE).write_text(texts(5))
-    assert reused(publish()) == ("extract", "validate")
+    assert reused(publish()) == ("extract", "validate", "loaders")
     assert Verification.read(STAGED / "verification.json").sets[0].requests == 5
 
 
@@ -353,7 +353,7 @@ def test_nothing_is_pushed_that_did_not_pass_the_verification_the_manifest_asks_
     (place / FILE).write_text(texts(5))
     with pytest.raises(PushError, match="has not passed verification as it is now"):
         publish(first="push", last="push", rehearse=True)
-    publish(last="push", rehearse=True)
+    publish(last="read_back", rehearse=True)
 
 
 # --- killed -------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_checkpoints_tokenizer_and_requests_come_from_the_hub_and_a_second_run_r
     fetched = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
     assert "tokenizer.json" in fetched
     assert "large.bin" not in fetched
-    assert publish(last="push").variants[0].reused == ("extract", "validate", "verify")
+    assert publish(last="push").variants[0].reused == ("extract", "validate", "loaders", "verify")
 
 
 @pytest.mark.ray

@@ -146,9 +146,10 @@ def test_no_step_raises_the_violation_of_a_row(seed: int) -> None:
     right = interval_fit._Side.first(a.T.contiguous(), columns=256)
 
     def violation(factor: Tensor) -> Tensor:
+        """The root of what lies outside of the intervals, squared, weighted and summed over a row."""
         half = weighting.half_widths(goal.half)
-        residual = (factor @ a - goal.centre) / half
-        return interval_fit._violation(residual, weighting.weights(half).sqrt() * half)
+        outside = ((factor @ a - goal.centre).abs() - half).clamp_min(0)
+        return (weighting.weights(half) * outside**2).sum(dim=1).sqrt()
 
     after, _ = interval_fit._improve(goal, left, fixed=right, weighting=weighting)
     assert bool((violation(after.factor) <= violation(b) * (1 + 1e-4)).all())

@@ -1,4 +1,4 @@
-"""The push, by the real client against the local Hub, once with Xet and once with LFS.
+"""The push, by the real client against the local Hub: with Xet, and with LFS too where files are sent.
 
 After each test every repository passes git fsck. The release is a few bytes, except where its size matters.
 """
@@ -26,7 +26,7 @@ from publisher.pipeline.stages import push as stage
 from publisher.pipeline.stages.push import Target, carry_out, preflight, push
 from publisher.records.filenames import PER_REPOSITORY, PER_VARIANT
 from publisher.records.progress import Octets
-from publisher.records.publication import PushOutcome
+from publisher.records.publication import Pushed
 from publisher.release.commitplan import dry_plan, plan_push
 
 REPO = "team/adapter"
@@ -38,10 +38,13 @@ NOT_WRITTEN = "the repository is as it was: nothing was written"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
-@pytest.fixture(params=["xet", "lfs"])
+by_either_way = pytest.mark.parametrize("hub", ["xet", "lfs"], indirect=True)
+
+
+@pytest.fixture
 def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A Hub, the one that HF_ENDPOINT would name; nobody is logged in, and a lost answer is looked for at once."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", request.param == "lfs")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", getattr(request, "param", "xet") == "lfs")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(_auth, "_OIDC_TOKEN_CACHE", None)
     monkeypatch.setattr(stage, "_LOOK_AGAIN", (0.0, 0.0))
@@ -74,7 +77,7 @@ class Release:
         """That Hub with this token."""
         return Target(Destination(self.hub.endpoint, token), **options)
 
-    def push(self, **options: Any) -> PushOutcome:
+    def push(self, **options: Any) -> Pushed:
         """Push with the write token."""
         return push(self.manifest, self.staged, target=self.to(self.hub.token, **options))
 
@@ -161,6 +164,7 @@ BEFORE, AFTER = ["Publish tuned-lora", "initial commit"], ["Publish tuned-lora",
 # --- one commit, or none ------------------------------------------------------------------------------------
 
 
+@by_either_way
 def test_a_first_push_makes_the_repository_and_one_commit(release: Release) -> None:
     outcome = release.push()
     assert (outcome.result, outcome.recovered, outcome.tag) == ("committed", False, None)
@@ -170,6 +174,7 @@ def test_a_first_push_makes_the_repository_and_one_commit(release: Release) -> N
     assert release.is_whole(outcome.commit)
 
 
+@by_either_way
 def test_weights_of_more_than_20_mb_travel_in_the_same_commit(release: Release) -> None:
     normal = np.random.default_rng(0).standard_normal(5_250_000, dtype=np.float32)
     save_file({"weight": normal}, release.staged / "adapter_model.safetensors")
@@ -180,6 +185,7 @@ def test_weights_of_more_than_20_mb_travel_in_the_same_commit(release: Release) 
     assert by_lfs is constants.HF_HUB_DISABLE_XET
 
 
+@by_either_way
 def test_large_files_are_told_before_they_are_sent_with_how_much_has_gone_before(release: Release) -> None:
     for folder, size in (("", 3_000_000), ("small/", 2_000_000)):
         (release.staged / folder / "adapter_model.safetensors").write_bytes(bytes(size))
@@ -204,6 +210,7 @@ def test_what_is_there_already_makes_no_commit(release: Release) -> None:
     assert release.titles == BEFORE
 
 
+@by_either_way
 def test_a_change_makes_one_commit_that_names_the_head_it_was_compared_with(update: Release) -> None:
     outcome = update.push()
     assert outcome.result == "committed"
@@ -211,6 +218,7 @@ def test_a_change_makes_one_commit_that_names_the_head_it_was_compared_with(upda
     assert update.is_whole()
 
 
+@by_either_way
 def test_files_of_an_earlier_release_go_in_the_same_commit_and_foreign_ones_stay(update: Release, api: HfApi) -> None:
     foreign = ["NOTICE", "small/notes.md", "other/adapter_model.safetensors"]  # other/ holds no extraction.json
     adds = [CommitOperationAdd(path, b"theirs") for path in foreign]
@@ -255,6 +263,7 @@ def test_a_head_that_moved_is_one_clear_error_and_nothing_is_written(update: Rel
     assert update.titles == ["theirs", *BEFORE]
 
 
+@by_either_way
 def test_of_six_pushes_on_one_parent_one_wins_and_five_are_told(update: Release) -> None:
     target = update.to(update.hub.token)
     rivals = []
@@ -335,6 +344,7 @@ def test_where_the_repository_cannot_be_read_again_the_error_says_what_the_next_
     assert update.titles == AFTER
 
 
+@by_either_way
 def test_a_passing_fault_in_an_upload_is_overcome(update: Release) -> None:
     path = "/info/lfs/objects/batch" if constants.HF_HUB_DISABLE_XET else "/xet-write-token/"
     update.hub.faults.add(Fault("POST" if constants.HF_HUB_DISABLE_XET else "GET", path, status=503))
@@ -408,6 +418,7 @@ def test_what_is_no_tag_name_is_refused(release: Release, tag: str) -> None:
 # --- pull requests ------------------------------------------------------------------------------------------
 
 
+@by_either_way
 def test_a_pull_request_leaves_the_branch_alone(update: Release) -> None:
     outcome = update.push(pull_request=True)
     assert (outcome.result, outcome.recovered) == ("pull request", False)
@@ -514,6 +525,7 @@ def _in_job(release: Release, claims: dict[str, str], monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
 
 
+@by_either_way
 def test_a_trusted_job_publishes_and_tags(job: Release) -> None:
     preflight(job.manifest, Target(tag="v2"))
     outcome = push(job.manifest, job.staged, target=Target(tag="v2"))

@@ -13,7 +13,7 @@ from publisher.hub.local import LocalHub
 from publisher.manifest.reading import load_manifest
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
-from publisher.pipeline.stages.readback import Published, read_back
+from publisher.pipeline.stages.read_back import Published, read_back
 from publisher.records.progress import silent
 from publisher.records.publication import ReadBack
 from publisher.release.commitplan import staged_files
@@ -89,7 +89,7 @@ def test_a_release_is_read_back_whole_and_its_adapter_loads_by_repository_id(
     look = publish(hub, Path("dist/m"))
     before = len(hub.requests)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "never"))
-    assert look() == ReadBack(files=7, adapters=1)
+    assert look() == ReadBack(files=8, adapters=1)
     fetched = [line for line in hub.requests[before:] if "resolve" in line and "small/adapter" in line]
     assert {line.split()[1].rpartition("/")[2] for line in fetched} == {ADAPTER[6:], "adapter_config.json"}
     assert not (tmp_path / "never").exists()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from publisher.adapters.function_check import require_function
 from publisher.adapters.loading import AdapterLocation, load_adapter, quiet, whole_model
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.reading import TensorReader
@@ -22,8 +23,8 @@ from publisher.errors import ValidationError
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Variant
 from publisher.numerics.merge_quality import merge_quality
-from publisher.pipeline.stages import validate as stage
 from publisher.pipeline.stages.fetch import fetch
+from publisher.pipeline.stages.validate import validate
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder, sha256_of
 from publisher.records.progress import silent
@@ -44,8 +45,8 @@ pytestmark = pytest.mark.usefixtures("own_demo_run")
 def validated(variant: Variant = FLASH) -> Validation:
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (variant.source, variant.base))
     extraction = Extraction.read(EXTRACTION)
-    return stage.validate(
-        variant, extraction, source=source, base=base, staged=STAGED, engine=Local(torch.device("cpu")), progress=silent
+    return validate(
+        variant, extraction, base=base, tuned=source, staged=STAGED, engine=Local(torch.device("cpu")), progress=silent
     )
 
 
@@ -94,7 +95,7 @@ def test_a_good_adapter_passes_and_leads_to_the_sources_logits() -> None:
 def test_where_memory_does_not_suffice_the_logits_are_skipped_and_that_is_stated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stage, "_MEMORY_SHARE", 1e-9)
+    monkeypatch.setattr("publisher.adapters.function_check._MEMORY_SHARE", 1e-9)
     seen = validated()
     assert seen.function is None
     assert seen.function_skipped is not None
@@ -292,7 +293,7 @@ def test_an_adapter_of_the_wrong_sign_is_further_from_the_source_than_the_base_i
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (FLASH.source, FLASH.base))
     spoilt(tensors=lambda tensors: [tensor.neg_() for key, tensor in tensors.items() if ".lora_B." in key])
     with quiet(), pytest.raises(ValidationError, match="Expected less than 50% of the base's distance"):
-        stage.require_function(FLASH, source=source, base=base, staged=STAGED)
+        require_function(FLASH, base=base, tuned=source, staged=STAGED)
 
 
 def test_what_peft_warns_of_is_an_error() -> None:

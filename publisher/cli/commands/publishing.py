@@ -24,8 +24,11 @@ def _run(*, hub: str | None = None, **given: Any) -> "publisher.Outcome":
 publish: Final = prints_result(_run)
 
 
-def _one_stage(name: str, summary: str) -> click.Command:
-    """Return `publish NAME --manifest M`: one stage, run again even if nothing changed, on the results before it."""
+def _one_stage(name: str, summary: str, *, last: str = "") -> click.Command:
+    """Return `publish NAME --manifest M`: one stage, run again even if nothing changed, on the results before it.
+
+    With `last`, the stages after it follow, up to that one.
+    """
 
     @options.manifest_required
     @options.variants
@@ -36,13 +39,15 @@ def _one_stage(name: str, summary: str) -> click.Command:
     @options.stream
     @prints_result
     def command(**given: Any) -> "publisher.Outcome":
-        return _run(first=name, last=name, **given)
+        return _run(first=name, last=last or name, **given)
 
     return click.command(name, help=summary)(command)
 
 
 extract: Final = _one_stage("extract", "Take the adapters out of the checkpoints; write adapter and extraction.json.")
-validate: Final = _one_stage("validate", "Check that the written adapters load and do what extraction.json says.")
+validate: Final = _one_stage(
+    "validate", "Check that the written adapters load and do what extraction.json says.", last="loaders"
+)
 verify: Final = _one_stage("verify", "Hold the answers of base + adapter against the released model's.")
 
 
@@ -57,7 +62,7 @@ verify: Final = _one_stage("verify", "Hold the answers of base + adapter against
 @prints_result
 def push(**given: Any) -> "publisher.Outcome":
     """Publish what the earlier stages left in the staged tree, and read it back."""
-    return _run(first="push", last="push", **given)
+    return _run(first="push", last="read_back", **given)
 
 
 @click.command()
@@ -90,12 +95,14 @@ def _write_card(manifest: Path, dist: Path) -> None:
 
 def _check_card(manifest: Path, dist: Path) -> None:
     from publisher.manifest.reading import load_manifest
-    from publisher.pipeline.run import Run, rendered_card
-    from publisher.release.card import check_card, stale_charts
+    from publisher.pipeline.options import Run
+    from publisher.release.card import card_files, check_card, stale_charts
+    from publisher.release.evidence import load_evidence
 
     run = Run(manifest, dist)
     loaded = load_manifest(manifest)
-    files, readme = rendered_card(loaded, run), run.staged / CARD
+    files = card_files(loaded, load_evidence(loaded, run.staged), beside=manifest.parent)
+    readme = run.staged / CARD
     diff, charts = check_card(files[CARD], readme), stale_charts(loaded, files, run.staged)
     echo(diff, nl=False)
     stale = [readme] if diff else [run.staged / path for path in charts]
@@ -105,7 +112,7 @@ def _check_card(manifest: Path, dist: Path) -> None:
 
 
 def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
-    from publisher.cli.republish import card_from_hub
+    from publisher.pipeline.republish import card_from_hub
     from publisher.pipeline.stages.push import Target
 
     done = card_from_hub(manifest, write=write, target=Target(pull_request=pull_request))

@@ -112,7 +112,8 @@ class Repository:
 
     def refs(self) -> tuple[Ref, ...]:
         """Return every branch, tag and pull request, sorted."""
-        return tuple(Ref(name, self._peeled(name)) for name in sorted(self._git.references))
+        names = sorted(self._git.references)
+        return tuple(Ref(name, str(self._git.references[name].peel(pygit2.Commit).id)) for name in names)
 
     def files(self, revision: str = MAIN) -> dict[str, Entry]:
         """Return every file of a revision by its path, in git's order."""
@@ -248,9 +249,6 @@ class Repository:
         if not isinstance(found, pygit2.Commit):
             raise revision_not_found(revision)
         return found
-
-    def _peeled(self, ref: str) -> str:
-        return str(self._git.references[ref].peel(pygit2.Commit).id)
 
     def _create_ref(self, ref: str, commit: str) -> None:
         _require_ref_name(ref)

@@ -5,6 +5,7 @@ local folder is used where it is. To stream, the weights are left on the Hub, an
 lists. Shards that are missing or cut short are refused here, before any long work.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def fetch(
     stream: bool = False,
     hashed: set[Path] | None = None,
 ) -> Snapshot:
-    """The checkpoint, whole: on disk, or on the Hub to be streamed.
+    """Return a whole checkpoint: on disk, or on the Hub to be streamed.
 
     Args:
         reference: a local folder, or a repository at a full commit id.
@@ -65,6 +66,9 @@ def fetch(
         progress: told what is being downloaded or hashed.
         stream: leave the weights of a repository on the Hub.
         hashed: the files that this run has hashed; those that are hashed here are added.
+
+    Returns:
+        Its folder, and its files by name, size and SHA-256.
 
     Raises:
         FetchError: missing, damaged or pickled weights.
@@ -105,9 +109,9 @@ def hashed_here(snapshot: Snapshot, *, memo: Path, progress: Progress, hashed: s
     there, folder = snapshot.checkpoint, snapshot.folder
     files = _digests(folder, memo=memo, progress=progress, hashed=hashed, anew=True)
     if there.kind == "local":
-        return snapshot.model_copy(update={"checkpoint": _local_checkpoint(files, folder)})
+        return Snapshot(checkpoint=_local_checkpoint(files, folder), folder=folder)
     checkpoint = _hub_checkpoint(there.name, there.revision, files=files, folder=folder)
-    return snapshot.model_copy(update={"checkpoint": checkpoint})
+    return Snapshot(checkpoint=checkpoint, folder=folder)
 
 
 def changed_since_hashed(snapshot: Snapshot, memo: Path) -> list[str]:
@@ -133,23 +137,23 @@ def _download(reference: Reference, progress: Progress) -> Path:
     sizes = {file.path: file.size for file in hub.list_files(repo, revision)} if missing else {}
     total, before = Octets(sum(sizes.get(name, 0) for name in missing)), 0
     for name in missing:
-        tell = _told(f"downloading {repo} {name}", progress, before=before, total=total)
-        tell(0)
-        hub.download(repo, revision, filename=name, on_bytes=tell)
+        report = _reporting(f"downloading {repo} {name}", progress, before=before, total=total)
+        report(0)
+        hub.download(repo, revision, filename=name, on_bytes=report)
         before += sizes.get(name, 0)
     return folder
 
 
-def _told(what: str, progress: Progress, *, before: int, total: Octets) -> Callable[[int], None]:
-    """Adds up the pieces of one file."""
+def _reporting(what: str, progress: Progress, *, before: int, total: Octets) -> Callable[[int], None]:
+    """Return a function that adds up the pieces of one file, and reports them."""
     done = before
 
-    def tell(octets: int) -> None:
+    def report(octets: int) -> None:
         nonlocal done
         done += octets
         progress(what, done, total)
 
-    return tell
+    return report
 
 
 def _download_entry(repo: str, revision: str) -> None:
@@ -164,7 +168,7 @@ def _download_entry(repo: str, revision: str) -> None:
 
 
 def _streamed(reference: Reference, progress: Progress) -> Snapshot:
-    """Config and index are downloaded and hashed; of the weights the Hub's listing has size and digest."""
+    """Return a checkpoint whose config and index are on disk, and whose weights have the digests that the Hub lists."""
     repo, revision = reference.repo or "", reference.revision or ""
     progress(f"listing {repo}@{revision[:8]}")
     listed = {file.path: file for file in hub.list_files(repo, revision)}
@@ -206,7 +210,7 @@ def _digest(file: Path) -> FileDigest:
 def _digests(
     folder: Path, *, memo: Path, progress: Progress, hashed: set[Path], anew: bool = False
 ) -> tuple[FileDigest, ...]:
-    """The files of a checkpoint; with `anew`, none goes by what an earlier run found."""
+    """Return the files of a checkpoint; with `anew`, none goes by what an earlier run found."""
     known = _remembered(memo, progress)
     paths = {name: (folder / name).resolve() for name in checkpoint_files(folder)}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
@@ -230,7 +234,10 @@ def _is_current(path: Path, known: Mapping[str, _Known]) -> bool:
 
 
 def _state_of(path: Path, *, sha256: str) -> _Known:
-    state = path.stat()
+    return _known(path.stat(), sha256=sha256)
+
+
+def _known(state: os.stat_result, *, sha256: str) -> _Known:
     return _Known(
         size=state.st_size,
         inode=state.st_ino,
@@ -241,9 +248,9 @@ def _state_of(path: Path, *, sha256: str) -> _Known:
 
 
 def _hashed(path: Path) -> _Known:
-    """What the file is: told before it is hashed, so that a change meanwhile makes it another."""
-    before = _state_of(path, sha256="")
-    return before.model_copy(update={"sha256": sha256_of(path)})
+    """Return what the file is: its state is taken before it is hashed, so that a change meanwhile makes it another."""
+    before = path.stat()
+    return _known(before, sha256=sha256_of(path))
 
 
 def _remembered(memo: Path, progress: Progress) -> dict[str, _Known]:

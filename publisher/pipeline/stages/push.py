@@ -18,7 +18,7 @@ from publisher.hub import client as hub
 from publisher.hub.client import Destination, NewCommit
 from publisher.manifest.schema import Manifest
 from publisher.records.progress import Octets, Progress, silent
-from publisher.records.publication import CommitPlan, PushOutcome, Result
+from publisher.records.publication import CommitPlan, Pushed, Result
 from publisher.release.commitplan import BRANCH, head_of, holds_bytes, plan_push
 
 _LOOK_AGAIN = (0.0, 1.0, 3.0)  # seconds before each look for a commit whose answer was lost
@@ -39,7 +39,7 @@ class Target:
 
 
 def preflight(manifest: Manifest, target: Target) -> None:
-    """Whatever would make the push fail in the end and can be known at the start.
+    """Raise if the push would fail in the end for a reason that can be known at the start.
 
     Raises:
         PushError: what this manifest or these options do not allow.
@@ -101,7 +101,7 @@ def _require_public(manifest: Manifest) -> None:
 
 
 def _require_free_tag(manifest: Manifest, target: Target) -> None:
-    """A tag that is there already can only be right where nothing has changed: then it is on the head."""
+    """Raise if the tag is there and not on the head: only where nothing has changed can it stay."""
     if target.tag is None or (head := head_of(manifest.repo, target.destination)) is None:
         return
     commit = hub.tags(manifest.repo, at=target.destination).get(target.tag)
@@ -126,8 +126,17 @@ class _Landed:
     recovered: bool
 
 
-def push(manifest: Manifest, staged: Path, *, target: Target, progress: Progress = silent) -> PushOutcome:
-    """Make the commit, unless the repository holds it already, and set the tag; `progress` is told of each upload.
+def push(manifest: Manifest, staged: Path, *, target: Target, progress: Progress = silent) -> Pushed:
+    """Make the commit, unless the repository holds it already, and set the tag.
+
+    Args:
+        manifest: what is published.
+        staged: the staged tree, whose files are the release.
+        target: where and how to push.
+        progress: told of each upload.
+
+    Returns:
+        What happened on the Hub, and the commit that holds the release now.
 
     Raises:
         PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
@@ -150,10 +159,18 @@ def _create(repo: str, at: Destination) -> None:
             raise
 
 
-def carry_out(
-    plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress = silent
-) -> PushOutcome:
-    """Make the planned commit from the files below `root`, unless it would change nothing, and set the tag.
+def carry_out(plan: CommitPlan, root: Path, *, message: str, target: Target, progress: Progress = silent) -> Pushed:
+    """Make the planned commit, unless it would change nothing, and set the tag.
+
+    Args:
+        plan: the commit, compared with the repository's head.
+        root: the folder below which its files are.
+        message: the commit's message.
+        target: where and how to push.
+        progress: told of each upload.
+
+    Returns:
+        What happened on the Hub, and the commit that holds the files now.
 
     Raises:
         PushError: the head moved, or no answer came; nothing was written, or the message says what may have been.
@@ -170,17 +187,16 @@ def carry_out(
     return _outcome(landed, plan.repo, target=target, result="pull request" if target.pull_request else "committed")
 
 
-def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> PushOutcome:
+def _outcome(landed: _Landed, repo: str, *, target: Target, result: Result) -> Pushed:
     if target.tag is not None:
         _set_tag(repo, target.tag, commit=landed.commit.id, at=target.destination)
-    return PushOutcome(
+    return Pushed(
         hub=target.destination.label,
         result=result,
         commit=landed.commit.id,
         url=landed.commit.url,
         tag=target.tag,
         recovered=landed.recovered,
-        read_back=None,
     )
 
 
@@ -214,19 +230,19 @@ def _commit(plan: CommitPlan, root: Path, *, message: str, target: Target, progr
 
 
 def _uploads(plan: CommitPlan, progress: Progress) -> Callable[[str], None]:
-    """Tells which file is on its way, and how much of the commit has gone before."""
+    """Return a function that reports which file is on its way, and how much of the commit has gone before."""
     sizes = {op.path: op.size or 0 for op in plan.operations if op.change in _WRITES}
     sent: list[str] = []
 
-    def tell(path: str) -> None:
+    def report(path: str) -> None:
         progress(f"uploading {path}", sum(sizes[before] for before in sent), Octets(sum(sizes.values())))
         sent.append(path)
 
-    return tell
+    return report
 
 
 def _found_after(error: HubError, plan: CommitPlan, root: Path, *, target: Target) -> NewCommit:
-    """The commit whose answer was lost, found in the repository; an error where it is not there.
+    """Return the commit whose answer was lost, found in the repository.
 
     A commit is not sent again: one that lands late would then be made twice as a pull request.
     """
@@ -261,13 +277,13 @@ def _moved(repo: str, parent: str, head: str) -> PushError:
 
 
 def _on_branch(plan: CommitPlan, root: Path, *, commits: Sequence[str], at: Destination) -> NewCommit | None:
-    """The first of these commits that holds the release: others may have been made on top of it."""
+    """Return the first of these commits that holds the release: others may have been made on top of it."""
     found = next((commit for commit in commits if _holds(plan, root, commit=commit, at=at)), None)
     return NewCommit(found, f"{at.address}/{plan.repo}/commit/{found}") if found else None
 
 
 def _in_pull_request(plan: CommitPlan, root: Path, *, at: Destination) -> NewCommit | None:
-    """The open pull request that holds the release already, so that none is opened twice."""
+    """Return the open pull request that holds the release already, so that none is opened twice."""
     for number, commit in hub.pull_requests(plan.repo, at=at).items():
         if _holds(plan, root, commit=commit, at=at) and hub.is_open(plan.repo, number, at=at):
             return NewCommit(commit, f"{at.address}/{plan.repo}/discussions/{number}")
@@ -275,7 +291,7 @@ def _in_pull_request(plan: CommitPlan, root: Path, *, at: Destination) -> NewCom
 
 
 def _holds(plan: CommitPlan, root: Path, *, commit: str, at: Destination) -> bool:
-    """Whether this commit holds everything that the plan writes, and nothing that it deletes."""
+    """Return whether this commit holds everything that the plan writes, and nothing that it deletes."""
     there = {file.path: file for file in hub.list_files(plan.repo, commit, at=at)}
     for operation in plan.operations:
         remote = there.get(operation.path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from publisher.checkpoints.files import MODEL_CONFIG
+from publisher.adapters.base_config import base_config
 from publisher.errors import PublisherError, PushError, listed
 from publisher.hub import client as hub
 from publisher.hub.client import Destination
@@ -41,7 +41,16 @@ class Published:
 
 
 def read_back(manifest: Manifest, staged: Path, *, published: Published, progress: Progress) -> ReadBack:
-    """Compare every file and load every adapter.
+    """Compare every published file with the staged one, and load every adapter as a stranger would.
+
+    Args:
+        manifest: what was published.
+        staged: the staged tree.
+        published: the commit, its files and its Hub.
+        progress: told of each adapter.
+
+    Returns:
+        How many files are equal, and how many adapters load.
 
     Raises:
         PushError: naming each file that differs, or each thing PEFT complains about. The commit stays; the message
@@ -102,20 +111,12 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     _require_none(problems, published)
 
 
-def base_config(variant: Variant) -> Path:
-    """The folder with the base's config.json: all that a model on the meta device needs."""
-    base = variant.base
-    if base.path is not None:
-        return Path(base.path).resolve()
-    return hub.download(base.repo or "", base.revision or "", filename=MODEL_CONFIG).parent
-
-
 # the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it
 _ON_THIS_MACHINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
 
 
 def _environment(at: Destination, home: Path) -> dict[str, str]:
-    """This process's environment, with the destination for a Hub and empty caches; trusted publishing is done with."""
+    """Return this process's environment with the destination for a Hub, empty caches, and no trusted publishing."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_OIDC")}
     token = at.token or hub.current_token()
     return {
@@ -145,7 +146,7 @@ def _require_none(problems: Sequence[str], published: Published) -> None:
 
 
 def _problems(request: Mapping[str, Any]) -> list[str]:
-    """What keeps PEFT from loading the published adapter; runs in the other process."""
+    """Return what keeps PEFT from loading the published adapter; this runs in the other process."""
     from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
     from publisher.records.extraction import ModuleExtraction
 
