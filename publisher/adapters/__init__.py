@@ -4,5 +4,5 @@ It refuses whatever PEFT would pass over with a warning or silently, a base that
 export that does not read back as the adapter.
 
 Begin with `peft_files`, which writes an adapter, and `loading`, which loads one into its model. `merging` says what
-each tensor of a base becomes, and `merged_checkpoint` writes it; `residual` is the file of elements that a merge leaves.
+each tensor of a base becomes, and `merged_checkpoint` writes it; `residual` is the file of elements that differ then.
 """
