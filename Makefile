@@ -14,11 +14,12 @@ demo: $(VENV)/.ready
 
 # Each file's tests go to one of two processes, those on Ray to one of them, in the order that tests/conftest.py gives.
 BOTH := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
-ROOMS := $(filter-out %.py tests/attacks tests/browser tests/integration tests/inputs tests/pipeline tests/releases \
+ROOMS := $(filter-out %.py tests/api tests/attacks tests/browser tests/hub tests/integration tests/inputs \
+	tests/loaders tests/pipeline tests/releases \
 	%_bad tests/golden %__pycache__,$(wildcard tests/*)) tests/test_errors.py
 WHOLE := tests/integration/test_release.py::test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do
 
-# The rooms below the pipeline, and one run through everything.
+# The rooms below the pipeline, but for those that start servers or whole runs, and one run through everything.
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest $(BOTH) -m "not long and not ray" $(ROOMS) $(WHOLE)
 

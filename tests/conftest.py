@@ -51,8 +51,27 @@ _SMALL_EXPECTED = (
 )
 
 
-# The files that take longest, in CPU seconds: they begin first, so that no worker is left alone with one at the end.
-LONGEST: tuple[str, ...] = ()
+# The files that take longest: they begin first, so that no worker is left alone with one at the end.
+LONGEST = (
+    "tests/integration/test_release.py",
+    "tests/integration/test_documented_commands.py",
+    "tests/attacks/test_bit_flips.py",
+    "tests/integration/test_pipeline.py",
+    "tests/integration/test_audit.py",
+    "tests/integration/test_releases_of_before.py",
+    "tests/integration/test_verification.py",
+    "tests/pipeline/test_push.py",
+    "tests/integration/test_streaming.py",
+    "tests/integration/test_interruption.py",
+    "tests/attacks/test_bounded_audits.py",
+    "tests/attacks/test_foreign_models.py",
+    "tests/integration/test_merge.py",
+    "tests/integration/test_exports.py",
+    "tests/integration/test_demo.py",
+    "tests/records/test_closure.py",
+    "tests/pipeline/test_extract.py",
+    "tests/inputs/test_kinds.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

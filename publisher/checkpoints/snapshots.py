@@ -13,7 +13,8 @@ from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
 from publisher.checkpoints.reading import Reader, TensorReader
-from publisher.checkpoints.streaming import StreamReader, streamed_headers
+from publisher.checkpoints.remote_headers import streamed_headers
+from publisher.checkpoints.streaming import StreamReader
 from publisher.errors import FetchError
 from publisher.records.checkpoint import Snapshot
 

@@ -62,42 +62,48 @@ def progress_on(console: Console) -> Iterator[Progress]:
     with Bar(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("", total=None, amount="", pace="")
 
-        def tell(what: str, done: int = 0, total: int = 0) -> None:
-            there, rate = amount(done, total) if total else "", pace.describe(what, done, total)
+        def report(what: str, done: int = 0, total: int = 0) -> None:
             bar.update(
-                task, description=for_terminal(what), completed=done, total=total or None, amount=there, pace=rate
+                task,
+                description=for_terminal(what),
+                completed=done,
+                total=total or None,
+                amount=amount(done, total) if total else "",
+                pace=pace.describe(what, done, total),
             )
 
-        yield tell
+        yield report
 
 
 def _plain(console: Console) -> Progress:
-    told: dict[str, float] = {}
+    last_shown: dict[str, float] = {}  # by kind of work
     pace = Pace()
 
-    def tell(what: str, done: int = 0, total: int = 0) -> None:
-        kind, now = what.partition(" ")[0], time.monotonic()
+    def report(what: str, done: int = 0, total: int = 0) -> None:
+        kind = what.partition(" ")[0]
+        now = time.monotonic()
         rate = pace.describe(what, done, total)
-        if total and done and now - told.get(kind, 0.0) < _PLAIN_INTERVAL:
+        if total and done and now - last_shown.get(kind, 0.0) < _PLAIN_INTERVAL:
             return
-        told[kind] = now
-        parts = ", ".join(part for part in (amount(done, total) if total else "", rate) if part)
-        _say(for_terminal(f"{what} ({parts})" if parts else what), console)
+        last_shown[kind] = now
+        parts = [amount(done, total)] if total else []
+        parts += [rate] if rate else []
+        _say(for_terminal(f"{what} ({', '.join(parts)})" if parts else what), console)
 
-    return tell
+    return report
 
 
 def show_outcome(outcome: Outcome, console: Console) -> None:
     """Show the table of variants, the commit, and where the card is."""
     _set_width(console)
-    told = [variant for variant in outcome.variants if variant.summary is not None]
-    if told:
-        _show_variants(told, console)
-    for variant in told:
+    extracted = [variant for variant in outcome.variants if variant.summary is not None]
+    if extracted:
+        _show_variants(extracted, console)
+    for variant in extracted:
         _show_approximation(variant, console)
         _show_validation(variant, console)
         _show_loaders(variant, console)
-    _show_verifications(told, console)
+    _show_verifications(extracted, console)
     for variant in outcome.variants:
         if variant.reused:
             _say(f"{variant.label}: reused {', '.join(variant.reused)}", console)
@@ -258,10 +264,16 @@ def _show_rows(
     words: Collection[str] = (),
     flowing: Collection[str] = (),
 ) -> None:
-    """A table; where it has no room, a list: the first cell of each row and, below it, the others.
+    """Print a table; where it has no room, print a list: the first cell of each row and, below it, the others.
 
-    Columns with `words` stand to the left, others to the right; one that is `flowing` may take several lines, and so
-    may the first.
+    rich would break every cell of a table that is too wide, and with it the paths and digests that a reader copies.
+
+    Args:
+        rows: cells of each row.
+        console: where it is printed.
+        headings: of the columns; without them the table has no header.
+        words: headings of columns that stand to the left; others stand to the right.
+        flowing: headings of columns whose cells may take several lines; those of the first may, too.
     """
     rows = [[_cell(cell) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE if headings else None, show_header=bool(headings), padding=(0, 1 if headings else 2))
@@ -369,8 +381,8 @@ def show_audit(audit: Audit, console: Console) -> None:
             _say(f"{check.variant} {check.name}: {check.detail}".strip(), console)
     counts = Counter[str](check.status for check in audit.checks)
     where = f"{audit.repo}@{audit.revision}" if audit.revision else audit.repo
-    told = ", ".join(f"{counts[status]} {status}" for status in _STYLES)
-    _say(f"{where}: {told}", console)
+    results = ", ".join(f"{counts[status]} {status}" for status in _STYLES)
+    _say(f"{where}: {results}", console)
 
 
 def show_module(found: Explained, console: Console) -> None:

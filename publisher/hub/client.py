@@ -29,7 +29,7 @@ from publisher.hub.repository import (
     resolve_revision,
     tags,
 )
-from publisher.hub.streaming import header_of, stream
+from publisher.hub.streaming import stream
 
 __all__ = [
     "THE_HUB",
@@ -47,7 +47,6 @@ __all__ = [
     "download_all",
     "download_from_dataset",
     "embedded",
-    "header_of",
     "is_cached",
     "is_open",
     "is_public",

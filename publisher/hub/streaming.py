@@ -1,9 +1,9 @@
-"""Parts of remote files, read by range requests: headers of safetensors and bytes of tensors. Nothing is stored."""
+"""Parts of remote files, read by range requests. Nothing is stored."""
 
 import time
 from collections.abc import Iterator
 
-from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented for use, though not in __all__
     build_hf_headers,
     hf_raise_for_status,
@@ -17,25 +17,6 @@ from publisher.hub.failures import explained, is_on_the_way
 _PARTIAL = 206
 _PATIENCE = 5  # how often in a row a range may break without a byte of it having come
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a broken range is asked for again
-
-
-def header_of(repo: str, revision: str, *, filename: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Read the header of a remote safetensors file by range requests, without a download.
-
-    Args:
-        repo: `owner/name` of a model repository.
-        revision: full id of the commit.
-        filename: path of the file inside the repository.
-
-    Returns:
-        (dtype, shape) of each tensor by its name; the dtype in safetensors' spelling, such as BF16.
-
-    Raises:
-        HubError: it could not be had.
-    """
-    with explained(repo, revision, filename=filename):
-        metadata = HfApi().parse_safetensors_file_metadata(repo, filename, revision=revision)
-        return {name: (str(info.dtype), tuple(map(int, info.shape))) for name, info in metadata.tensors.items()}
 
 
 def stream(

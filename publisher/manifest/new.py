@@ -8,6 +8,7 @@ and its fine-tune: no weight in common, or weights of different shapes. What no 
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
 from publisher.border.yaml_text import parse_yaml
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
-from publisher.errors import ExtractionError, PublisherError
+from publisher.checkpoints.remote_headers import read_remote_header
+from publisher.errors import ExtractionError, FetchError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
+from publisher.records.checkpoint import Checkpoint
 
 _TASKS = {
     "ForCausalLM": "CAUSAL_LM",
@@ -130,12 +133,25 @@ def _local(folder: Path) -> _Checkpoint:
 
 def _remote(repo: str, revision: str) -> _Checkpoint:
     commit = revision if is_commit_id(revision) else hub.resolve_revision(repo, revision)
-    entry = weight_entry({file.path for file in hub.list_files(repo, commit)}, where=f"{repo}@{commit[:8]}")
+    checkpoint = Checkpoint(kind="hub", name=repo, revision=commit, files=())
+    sizes = {file.path: file.size for file in hub.list_files(repo, commit)}
+    entry = weight_entry(sizes, where=checkpoint.short)
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
     headers: _Headers = {}
     for file in files:
-        headers |= hub.header_of(repo, commit, filename=file)
-    return _Checkpoint(f"{repo}@{commit[:8]}", repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+        header = read_remote_header(checkpoint, file, size=_size_of(file, sizes, where=checkpoint.short))
+        headers |= {name: (one.dtype, one.shape) for name, one in header.entries.items()}
+    return _Checkpoint(checkpoint.short, repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+
+
+def _size_of(file: str, sizes: Mapping[str, int], *, where: str) -> int:
+    if file not in sizes:
+        raise FetchError(
+            f"{INDEX} of {where} names the shard {file}, which is missing",
+            expected="every shard beside its index",
+            next_step="name a commit whose weights are whole",
+        )
+    return sizes[file]
 
 
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:

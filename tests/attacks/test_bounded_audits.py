@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from publisher.border.safetensors_header import encode_header
 from tests.forks import publish_apart
 
 SECONDS, MEBIBYTES = 60, 1024
@@ -91,15 +92,11 @@ def sparse_weights(folder: Path) -> None:
     bare(folder)
     key = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     half = 2**35
-    header = json.dumps(
-        {
-            f"{key}A.weight": {"dtype": "F32", "shape": [4, half // 16], "data_offsets": [0, half]},
-            f"{key}B.weight": {"dtype": "F32", "shape": [half // 16, 4], "data_offsets": [half, 2 * half]},
-        }
-    ).encode()
+    shapes = {"A": (4, half // 16), "B": (half // 16, 4)}
+    header = encode_header({f"{key}{name}.weight": ("F32", shape) for name, shape in shapes.items()}, metadata=None)
     with (folder / "adapter_model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + 2 * half)
+        file.write(header)
+        file.truncate(len(header) + 2 * half)
 
 
 def sparse_card(folder: Path) -> None:

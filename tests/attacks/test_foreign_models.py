@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from publisher.adapters.loading import configuration, empty_model
 from publisher.audits import audit
 from publisher.border.adapterconfig import reduced
 from publisher.border.limits import LIMITS
+from publisher.border.safetensors_header import encode_header
 from publisher.cli.loaders import judged
 from publisher.errors import FetchError, PublisherError, ValidationError
 from publisher.extraction.model_structure import structure_of
@@ -338,13 +338,8 @@ def test_what_is_no_pair_of_matrices_fails(
 
 
 def test_the_same_for_an_adapter_of_scalars_alone(adapter: Path) -> None:
-    entries = {
-        f"{KEY}{half}.weight": {"dtype": "F32", "shape": [], "data_offsets": [4 * place, 4 * place + 4]}
-        for place, half in enumerate("AB")
-    }
-    header = json.dumps(entries).encode()
-    file = adapter / "adapter_model.safetensors"
-    file.write_bytes(struct.pack("<Q", len(header)) + header + b"\x3c" * 8)
+    header = encode_header({f"{KEY}{half}.weight": ("F32", ()) for half in "AB"}, metadata=None)
+    (adapter / "adapter_model.safetensors").write_bytes(header + b"\x3c" * 8)
     assert checks(adapter)["tensors"].status == "failed"
     with pytest.raises(FetchError, match="has the shape"):
         verdicts(adapter)
@@ -352,19 +347,11 @@ def test_the_same_for_an_adapter_of_scalars_alone(adapter: Path) -> None:
 
 def test_a_sparse_file_of_fifty_gigabytes_is_refused_without_being_read(adapter: Path) -> None:
     rows = 50 * 2**30 // 2 // 64
-    tensors = {"A": [4, 64], "B": [rows, 64]}
-    entries, start = {}, 0
-    for half, (first, second) in tensors.items():
-        entries[f"{KEY}{half}.weight"] = {
-            "dtype": "BF16",
-            "shape": [first, second],
-            "data_offsets": [start, start + 2 * first * second],
-        }
-        start += 2 * first * second
-    header = json.dumps(entries).encode()
+    shapes = {"A": (4, 64), "B": (rows, 64)}
+    header = encode_header({f"{KEY}{half}.weight": ("BF16", shape) for half, shape in shapes.items()}, metadata=None)
     with (adapter / "adapter_model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + start)
+        file.write(header)
+        file.truncate(len(header) + 2 * 64 * (4 + rows))
     told = checks(adapter)
     assert told["files"].status == "failed"
     assert "adapter_model.safetensors is a file whose bytes were never written" in told["files"].detail

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import publisher
+from tests.conftest import LONGEST
 
 PACKAGE = Path(publisher.__file__).parent
-CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MOST = 18
 
 
@@ -14,6 +16,10 @@ def listed() -> set[str]:
     """What a reader sees of the package: folders, and modules that are not Python's own."""
     shown = (path for path in PACKAGE.iterdir() if not path.name.startswith(("_", ".")) and path.name != "py.typed")
     return {f"{path.name}/" if path.is_dir() else path.name for path in shown}
+
+
+def test_the_files_whose_tests_begin_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
 
 
 def test_the_map_in_contributing_is_the_list_of_rooms() -> None:

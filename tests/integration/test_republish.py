@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError
 from publisher.hub.client import Destination, list_files
 from publisher.hub.local import LocalHub
 from publisher.manifest.reading import load_manifest
+from publisher.pipeline.republish import card_from_hub
 from publisher.pipeline.stages.push import Target, push
 
 REPO = "demo/clef-lora"

@@ -19,12 +19,12 @@ from huggingface_hub import HfApi, constants
 
 from publisher.audits import audit
 from publisher.cli import app as cli
-from publisher.cli.republish import card_from_hub
 from publisher.errors import CardError, PushError, SigningError
 from publisher.hub.client import Destination
 from publisher.hub.local import LocalHub
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Signer, SigstoreSigner
+from publisher.pipeline.republish import card_from_hub
 from publisher.pipeline.run import Run, run
 from publisher.pipeline.stages.push import Target, push
 from publisher.records.audit import Audit, Check

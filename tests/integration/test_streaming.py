@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from safetensors.torch import load_file, save, save_file
 
-from publisher.checkpoints import streaming
+from publisher.border.safetensors_header import frame_header
+from publisher.checkpoints import remote_headers, streaming
 from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.cli.app import cli
 from publisher.errors import FetchError, HubError, UnclearAnswerError
@@ -79,7 +80,7 @@ def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(streaming, "_AHEAD", 40_000)
-    monkeypatch.setattr(streaming, "_known", {})
+    monkeypatch.setattr(remote_headers, "_known", {})
     monkeypatch.setattr(tensor_bytes, "BLOCK", 5_000)
     monkeypatch.setattr(delta_norms, "BLOCK", 5_000)
     monkeypatch.setattr(hub_streaming, "_FIRST_WAIT", 0.01)
@@ -220,7 +221,7 @@ def test_cut_connections_and_refusals_for_the_moment_change_nothing(served: Loca
     for fault in faults:
         served.faults.add(fault)
     shutil.rmtree("cache")
-    streaming._known.clear()
+    remote_headers._known.clear()
     published("disturbed", stream=True)
     assert [fault.times for fault in faults] == [0] * len(faults)
     assert staged("disturbed") == staged("undisturbed")
@@ -335,8 +336,7 @@ def checkpoint(content: bytes) -> Path:
 
 
 def described(header: object, data: bytes = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
+    return frame_header(json.dumps(header).encode()) + data
 
 
 def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), *, start: int = 0, stop: int = 8) -> dict[str, object]:

@@ -112,7 +112,7 @@ def _check_card(manifest: Path, dist: Path) -> None:
 
 
 def _card_from_hub(manifest: Path, *, write: bool, pull_request: bool) -> None:
-    from publisher.cli.republish import card_from_hub
+    from publisher.pipeline.republish import card_from_hub
     from publisher.pipeline.stages.push import Target
 
     done = card_from_hub(manifest, write=write, target=Target(pull_request=pull_request))

@@ -34,7 +34,15 @@ class Recarded:
 
 
 def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recarded:
-    """Render the card from the repository's own JSON at its head; with `write`, commit it.
+    """Render the card from the repository's own JSON at its head, and commit it where that is asked for.
+
+    Args:
+        manifest_file: the manifest; templates of its own lie beside it.
+        write: commit the card and its charts; otherwise nothing is changed.
+        target: the Hub that is asked and written to.
+
+    Returns:
+        The difference between the published card and the one rendered now, and what a push did about it.
 
     Raises:
         CardError: the published evidence is not this manifest's, or the release is signed and would be written to.
@@ -60,7 +68,7 @@ def card_from_hub(manifest_file: Path, *, write: bool, target: Target) -> Recard
 
 
 def _require_unsigned(manifest: Manifest) -> None:
-    """A signature covers the card: with a new one it would no longer hold."""
+    """Raise an error if the release is signed: the signature covers the card, and would not hold for a new one."""
     if manifest.sign is not None:
         raise CardError(
             f"{manifest.repo} is signed, and a new card alone would leave a signature that does not hold",
