@@ -29,7 +29,7 @@ def audit(target: str | Path, *, deep: bool = False, device: str = "auto", progr
         FetchError: nothing at the target belongs to an adapter.
 
     Example:
-        >>> [check.name for check in publisher.audit("moondream/clef-lora").failed]
+        >>> [check.name for check in publisher.audit("dist/demo").failed]
         []
     """
     with called_with(progress) as report, TemporaryDirectory(prefix="publisher-audit-") as work:

@@ -31,7 +31,7 @@ def causes_explained() -> Iterator[None]:
 
 @contextmanager
 def called_with(progress: Progress) -> Iterator[Progress]:
-    """Guard a block of long work: causes are explained, progress bars hidden, and the callback's errors let through.
+    """Explain the causes of a block of long work, hide progress bars, and let the callback's own errors through.
 
     Args:
         progress: the caller's own function.

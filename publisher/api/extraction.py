@@ -1,7 +1,7 @@
 """The first look at a pair: the adapter and its evidence, without a manifest.
 
-The manifest that `publish new` would write for the pair is written to a scratch folder and run up to the validation.
-So a first look gives the very bytes that a release would have, and refuses what a release would refuse.
+The manifest that `publish new` would write for the pair is written to a scratch folder and run up to the verdicts of
+the loaders. So a first look gives the very bytes that a release would have, and refuses what a release would refuse.
 """
 
 import os
@@ -130,7 +130,7 @@ def extract(  # noqa: PLR0913 - what a manifest would say, each a keyword with a
     Example:
         >>> result = publisher.extract(tuned="models/tuned", base="models/base")
         >>> result.summary.rank, result.modules[0].relative_error
-        (8, 0.00789)
+        (8, 0.00291289)
         >>> result.save("adapter")
         PosixPath('adapter')
     """
@@ -139,7 +139,7 @@ def extract(  # noqa: PLR0913 - what a manifest would say, each a keyword with a
     with called_with(progress) as report:
         manifest = _manifest(str(tuned), str(base), settings=settings)
         place = Path(tempfile.mkdtemp(prefix="publisher-") if work is None else work)
-        options = Run(place / f"{_NAME}.yaml", place, device=device, engine=engine, stream=stream, last="validate")
+        options = Run(place / f"{_NAME}.yaml", place, device=device, engine=engine, stream=stream, last="loaders")
         try:
             result = _run(options, manifest, progress=report)
         except BaseException:
@@ -156,7 +156,7 @@ def _run(options: Run, manifest: str, *, progress: Progress) -> ExtractedAdapter
     variant = run(options, progress).variants[0]
     return ExtractedAdapter(
         Extraction.read(options.staged / EXTRACTION),
-        cast("Validation", variant.validation),  # a run up to the validation has one
+        cast("Validation", variant.validation),  # a run up to the loaders has one
         variant.loaders,
         folder=options.staged,
     )

@@ -132,7 +132,7 @@ def validate(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
 
 
 def verify(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
-    """Let base + adapter and the released model answer the manifest's test sets again, and compare the answers.
+    """Compare again how base + adapter and the released model answer the test sets of the manifest.
 
     Args:
         manifest: the YAML file; a variant without `verification` is passed over.
@@ -148,8 +148,8 @@ def verify(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
         PublisherError: something else failed.
 
     Example:
-        >>> publisher.verify("manifests/demo.yaml").variants[0].verification.sets[0].max_kl
-        0.000479
+        >>> publisher.verify("manifests/demo.yaml").variants[0].verification.sets[0].requests
+        24
     """
     return run(manifest, **options, first="verify", last="verify")
 

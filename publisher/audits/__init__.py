@@ -6,6 +6,9 @@ cannot be checked is said, never passed over (docs/audit.md).
 
 Nothing that a repository holds is run: no pickle is opened, no code of a model or a template from the repository
 is used, and only files of the names that this tool publishes are downloaded.
+
+Begin with `audit` below; `release` has the checks of the whole, `adapter` and `evidence` those of each adapter, `deep`
+those that fetch the checkpoints. `meaning` compares cards of other versions.
 """
 
 from collections.abc import Iterator

@@ -96,10 +96,10 @@ def deep_checks(adapter: Adapter, bench: Bench) -> Iterator[Check]:
         "function": function,
     }
     for name, claim in claims.items():
-        yield make(name, partial(_on, case, claim))
+        yield make(name, partial(_run, claim, case))
 
 
-def _on(case: _Case | None, claim: Callable[[_Case], str]) -> str:
+def _run(claim: Callable[[_Case], str], case: _Case | None) -> str:
     return claim(needed(case, "source and base"))
 
 

@@ -139,8 +139,7 @@ def recorded_config(adapter: Adapter) -> str:
 def _pinned(variant: Variant, recorded: Checkpoint) -> Checkpoint:
     if variant.base.repo is None or variant.base.revision is None:
         return recorded
-    pin = {"kind": "hub", "name": variant.base.repo, "revision": variant.base.revision}
-    return recorded.model_copy(update=pin)
+    return Checkpoint(kind="hub", name=variant.base.repo, revision=variant.base.revision, files=recorded.files)
 
 
 def _difference(field: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
@@ -190,14 +189,12 @@ def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
     ratio = module.fit_error / module.expected_error if module.expected_error else None
     if (ratio is None) != (module.ratio is None) or not math.isclose(module.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
         yield f"{module.name}: ratio is {module.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
-    if (values := module.spectrum) and (len(values), values[0], values[-1]) != _ends(module):
+    values = module.spectrum
+    expected_ends = (len(spectrum_places(module.rank)), module.sigma_1, module.sigma_r)
+    if values and (len(values), values[0], values[-1]) != expected_ends:
         yield f"{module.name}: spectrum is {shown(values)}; it does not go from sigma_1 to sigma_r"
-    if any(before < after for before, after in pairwise(module.spectrum)):
+    if any(before < after for before, after in pairwise(values)):
         yield f"{module.name}: spectrum is {shown(values)}; it rises"
-
-
-def _ends(module: ModuleExtraction) -> tuple[int, float, float]:
-    return len(spectrum_places(module.rank)), module.sigma_1, module.sigma_r
 
 
 def singular_values(adapter: Adapter) -> str:

@@ -11,7 +11,7 @@ from publisher.errors import PublisherError
 
 
 def report_interruption(*, as_json: bool) -> None:
-    """Say that the command was interrupted, and that the work is kept."""
+    """Print that the command was interrupted, and that the work is kept."""
     found, next_step = "interrupted", "what was finished is kept, the same command goes on from there"
     echo(f"{found}; {next_step}", err=True)
     if as_json:
@@ -19,7 +19,7 @@ def report_interruption(*, as_json: bool) -> None:
 
 
 def report_usage(error: click.ClickException, *, as_json: bool) -> int:
-    """Say what is wrong with the command line, and return the exit code."""
+    """Print what is wrong with the command line, and return the exit code."""
     text = io.StringIO()
     error.show(text)
     echo(text.getvalue(), err=True, nl=False)
@@ -29,7 +29,7 @@ def report_usage(error: click.ClickException, *, as_json: bool) -> int:
 
 
 def report_error(error: PublisherError, *, as_json: bool, verbose: bool) -> int:
-    """Say what failed, and return the exit code.
+    """Print what failed, and return the exit code.
 
     Args:
         error: the error that ends the command; it is being handled.

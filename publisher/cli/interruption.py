@@ -21,7 +21,7 @@ EXIT_CODE = 130
 
 @contextmanager
 def interruptible(last_words: Notice) -> Iterator[None]:
-    """Let Ctrl-C end the process within seconds while the block runs; `last_words` are said where it must be forced.
+    """End the process within seconds of Ctrl-C while the block runs; `last_words` are said where it must be forced.
 
     For the main thread, as everything about signals.
     """

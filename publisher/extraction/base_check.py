@@ -16,7 +16,7 @@ from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted, listed
 from publisher.records.extraction import ModuleFigures
 
-UNRELATED = 0.1  # cosine between base and source below which nothing of the one is in the other
+UNRELATED = 0.1  # cosine between base and tuned below which nothing of the one is in the other
 NOISE_MARGIN = 1.1  # times the share of white noise that a fit of the rank holds
 _SAMPLES = 5
 _BLOCK = 1 << 20  # elements of each that are looked at: of a streamed one, no more is read

@@ -85,7 +85,7 @@ def compare(
         settings: the manifest's `adapter`, of which `ignore` and `carry` are used.
         model_class: the manifest's.
         engine: what reads and compares.
-        progress: told of each tensor.
+        progress: called for each tensor.
 
     Returns:
         What differs, with at least one changed weight.

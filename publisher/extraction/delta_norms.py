@@ -23,7 +23,7 @@ def squared_norms(
         both: base and tuned, open for reading.
         names: tensors that both have, in one shape.
         engine: what reads and sums.
-        progress: told of each tensor.
+        progress: called for each tensor.
 
     Returns:
         The squared Frobenius norms by name; not finite where either side holds NaN or infinity.

@@ -61,7 +61,7 @@ def extract_modules(
         both: base and tuned, open for reading.
         cache: where finished modules are kept.
         engine: where the arithmetic is done.
-        progress: told of each module.
+        progress: called for each module.
 
     Returns:
         The figures of the modules, in the order of `names`.

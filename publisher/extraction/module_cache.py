@@ -53,7 +53,7 @@ class ModuleCache:
         return self._figures(name).exists() or self._factors(name).exists()
 
     def figures(self, name: str) -> ModuleFigures | None:
-        """Return the figures of this module; None where it is not finished, or not as it was when it was."""
+        """Return the figures of this module; None where it is not finished, or its files were changed since."""
         kept, factors = self._kept(name), self._factors(name)
         whole = kept is not None and factors.is_file() and sha256_of(factors) == kept.sha256
         return kept.figures if kept is not None and whole else None
@@ -72,7 +72,7 @@ class ModuleCache:
         return Factors(b, a, figures)
 
     def residual(self, figures: ModuleFigures) -> Residual:
-        """Return what a merge of this finished module leaves to be set; it was asked for.
+        """Return what a merge of this finished module leaves to be set, where the settings asked for it.
 
         Raises:
             ExtractionError: its files were changed after the figures were read.

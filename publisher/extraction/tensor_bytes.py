@@ -33,7 +33,7 @@ def different_tensors(
         both: base and tuned, open for reading.
         shared: names of tensors that both have, in one shape.
         engine: what reads and compares.
-        progress: told of each tensor.
+        progress: called for each tensor.
 
     Returns:
         The names of those that differ, in the order given.

@@ -82,7 +82,7 @@ def verify(site: "VariantSite") -> "Verification":
         base=pair.base,
         tuned=pair.tuned,
         fp8=pair.fp8,
-        request_files=site.requests,
+        request_files=site.request_files,
         model_gpus=site.options.model_gpus,
     )
     return stage.verify(

@@ -43,7 +43,7 @@ def verification(site: "VariantSite") -> object:
     folder = Path(variant.source.path) if variant.source.path else None
     companions = companions_digest(folder, checkpoint_files(folder)) if folder else ""
     fp8 = local_revision(site, variant.fp8) if variant.fp8 and variant.fp8.path else ""
-    return [files, settings, companions, fp8, [file.content for file in site.requests]]
+    return [files, settings, companions, fp8, [file.content for file in site.request_files]]
 
 
 def _digests(folder: Path, *names: str) -> list[str]:

@@ -105,7 +105,7 @@ class VariantSite(Site):
         return self.variant.verification is not None and self.options.includes("verify")
 
     @cached_property
-    def requests(self) -> tuple[RequestFile, ...]:
+    def request_files(self) -> tuple[RequestFile, ...]:
         """The request files of the manifest's sets, read and checked once."""
         settings = self.variant.verification
         if settings is None:

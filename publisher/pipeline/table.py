@@ -116,7 +116,7 @@ OF_VARIANT: "tuple[Stage[VariantSite], ...]" = (
         writes=(VERIFICATION,),
         rests_on=keys.verification,
         applies=lambda site: site.variant.verification is not None,
-        before=lambda site: site.requests,
+        before=lambda site: site.request_files,
         proof="verification",
         call=calls.verify,
     ),

@@ -1,6 +1,5 @@
 """What `import publisher` gives, and what it costs."""
 
-import ast
 import subprocess
 import sys
 from importlib import import_module
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import publisher
+from tests.api.reference import homes
 
 FILE = Path(publisher.__file__)
 HEAVY = ("torch", "transformers", "peft", "numpy", "pydantic", "huggingface_hub", "click")
@@ -21,13 +21,6 @@ def imported(code: str) -> set[str]:
     return set(done.stdout.decode().split())
 
 
-def for_type_checkers() -> dict[str, str]:
-    """The names under `if TYPE_CHECKING:`, and the modules they come from."""
-    [block] = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.If)]
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
-
-
 def test_importing_it_imports_nothing_heavy() -> None:
     assert imported("import publisher") == set()
 
@@ -38,15 +31,15 @@ def test_a_manifest_is_read_and_an_error_caught_without_torch() -> None:
 
 
 def test_every_name_is_what_a_type_checker_sees_under_it() -> None:
-    homes = for_type_checkers()
-    assert {"audit", "extract", "run", "validate", "verify", "load_manifest", "ExtractedAdapter"} <= homes.keys()
-    for name, home in homes.items():
+    found = homes()
+    assert {"audit", "extract", "run", "validate", "verify", "load_manifest", "ExtractedAdapter"} <= found.keys()
+    for name, home in found.items():
         assert getattr(publisher, name) is getattr(import_module(home), name), name
 
 
 def test_every_name_of_all_is_there_and_no_other() -> None:
     errors = {name for name in dir(publisher.errors) if name.endswith("Error")}
-    assert set(publisher.__all__) == {*for_type_checkers(), *errors, "__version__"}
+    assert set(publisher.__all__) == {*homes(), *errors, "__version__"}
     assert set(publisher.__all__) <= set(dir(publisher))
     assert all(hasattr(publisher, name) for name in publisher.__all__)
 

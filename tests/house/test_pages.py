@@ -102,5 +102,13 @@ def test_the_answers_of_contributing_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:which|how|what|where|whether) .*\| (.*) \|$", text, flags=re.MULTILINE)
     places = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
-    assert len(rows) == 10
+    assert len(rows) >= 10
     assert [place for place in places if not is_there(f"publisher/{place}") and not is_there(place)] == []
+
+
+def test_the_pages_that_code_and_templates_name_are_there() -> None:
+    folders = [(PACKAGE, "*.py"), (ROOT / "templates", "*.j2"), (ROOT / "benchmarks", "*.py")]
+    sources = [path for folder, kind in folders for path in folder.rglob(kind)]
+    named = {name for path in sources for name in re.findall(r"docs/[\w-]+\.\w+", path.read_text(encoding="utf-8"))}
+    assert named
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []

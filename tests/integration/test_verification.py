@@ -110,7 +110,7 @@ def test_the_command_shows_the_table_of_the_test_sets() -> None:
     console = Console(file=io.StringIO())
     show_outcome(publish(), console)
     assert isinstance(console.file, io.StringIO)
-    assert re.search(rf"Pico +Texts +{TEXTS} +{TEXTS} +\d+\.\d\d% \(\d+\)", console.file.getvalue())
+    assert re.search(rf"Pico +Texts +{TEXTS} +{TEXTS} +[\d.]+% \(\d+\)", console.file.getvalue())
 
 
 def adapter_with(change: str, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from publisher.errors import CardError, FetchError
 from publisher.manifest.reading import load_manifest, read_manifest
 from publisher.manifest.schema import Fp8Base, Manifest, Reference, RequestSet, Variant, VerificationSettings
 from publisher.records.checkpoint import Checkpoint, FileDigest
+from publisher.records.closure import closure
 from publisher.records.extraction import (
     Carried,
     Extraction,
@@ -293,6 +294,20 @@ def test_a_card_says_in_its_last_line_who_rendered_it() -> None:
     last = render_card(*demo(), beside=MANIFESTS).splitlines()[-1]
     assert last == stamp()
     assert re.fullmatch(rf"<!-- Rendered by publisher {re.escape(__version__)}, card [0-9a-f]{{12}}\. -->", last)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["release.filters", "release.charts", "release.svg", "release.templating", "records.formats", "border.escape"],
+)
+def test_the_stamp_rests_on_all_code_that_writes_a_word_or_a_figure_of_the_card(module: str) -> None:
+    assert f"{module.replace('.', '/')}.py" in closure("publisher.release.card")
+
+
+def test_other_code_is_another_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stamp()
+    monkeypatch.setattr("publisher.release.card.code_digest", lambda name: f"other code of {name}")
+    assert stamp() != before
 
 
 def test_another_template_is_another_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 @click.option("--require", multiple=True, metavar="LOADER", help="Exit 1 unless this one loads it; may be repeated.")
 @prints_result
 def compat(*, require: tuple[str, ...], **given: Any) -> "Judged":
-    """Which loaders take the staged adapters, or the one in a folder; exit 1 if one would take it wrongly."""
+    """Show which loaders take the staged adapters, or the one in a folder; exit 1 if one would take it wrongly."""
     from publisher.cli.loaders import judged
 
     return judged(required=require, **given)

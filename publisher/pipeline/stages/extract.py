@@ -60,7 +60,7 @@ def extract(
         staged: the variant's folder in the staged tree.
         work: where finished modules are kept, for a run that was interrupted or that changes no arithmetic.
         engine: where tensors are compared and the arithmetic is done.
-        progress: told of each tensor.
+        progress: called for each tensor.
 
     Returns:
         What was written to extraction.json.
