@@ -48,6 +48,9 @@ card:
 
 # what stands in for a placeholder, where a command is not run word for word
 STAND_INS = {
+    "COMMAND": "audit",
+    "MANIFEST": "manifests/clef.yaml",
+    "TARGET": PUBLISHED,
     "M...": "manifests/demo.yaml manifests/clef.yaml",
     "M": "manifests/demo.yaml",
     "REPO[@REVISION]": f"{PUBLISHED}@v1.0",
@@ -64,7 +67,11 @@ OF_A_SHELL = re.compile(r"[>*]")
 PUBLISHED_WHOLE = r"read back \w{8}: 8 files equal, 1 adapters load with PEFT"
 SHOWN: dict[str, tuple[str, str]] = {
     r"publish --(hub local|until extract)$": (r"\AUsage: publish \[OPTIONS\]", ""),
-    r".* --until validate": (r"in small: PEFT loads all 31 modules, figures agree", "dist/*/adapter_model.safetensors"),
+    r"publish audit --help": (r"\AUsage: publish audit \[OPTIONS\]", ""),
+    r".* --until (validate|loaders)": (
+        r"in small: PEFT loads all 31 modules, figures agree",
+        "dist/*/adapter_model.safetensors",
+    ),
     r".* --dry-run": (r"commit to \w+/clef-lora, compared with", "dist/*/README.md"),
     r"publish --manifest \S*demo.yaml --hub local": (
         r"16 files equal, 2 adapters load with PEFT",
