@@ -64,7 +64,7 @@ OF_A_SHELL = re.compile(r"[>*]")
 PUBLISHED_WHOLE = r"read back \w{8}: 8 files equal, 1 adapters load with PEFT"
 SHOWN: dict[str, tuple[str, str]] = {
     r"publish --(hub local|until extract)$": (r"\AUsage: publish \[OPTIONS\]", ""),
-    r".* --until validate": (r"in small: PEFT loads all 31 modules, figures agree", "dist/*/adapter_model.safetensors"),
+    r".* --until loaders": (r"in small: PEFT loads all 31 modules, figures agree", "dist/*/adapter_model.safetensors"),
     r".* --dry-run": (r"commit to \w+/clef-lora, compared with", "dist/*/README.md"),
     r"publish --manifest \S*demo.yaml --hub local": (
         r"16 files equal, 2 adapters load with PEFT",
