@@ -74,6 +74,7 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this very hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each file to one worker, what needs the Ray cluster to one as well, and begin with what takes longest."""
     for item in items:

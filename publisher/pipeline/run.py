@@ -106,7 +106,7 @@ def work_through(stages: Sequence[Stage[SiteT]], site: SiteT) -> tuple[str, ...]
     included = [stage for stage in stages if site.options.includes(stage.name)]
     _remove_files_of_other_manifests(included, site)
     lapses = _lapses(included, site)
-    _report(lapses, site)
+    _report(lapses, included, site=site)
     reused = []
     for stage in stages:
         if stage.on_demand:
@@ -166,11 +166,17 @@ def _run(stage: Stage[SiteT], stages: Sequence[Stage[SiteT]], *, site: SiteT) ->
         mark_finished(stage, site, key)
 
 
-def _report(lapses: Mapping[str, str], site: SiteT) -> None:
+def _report(lapses: Mapping[str, str], included: Sequence[Stage[SiteT]], *, site: SiteT) -> None:
     """Report which earlier results do not hold, and why; where there are none, nothing is said."""
-    for name, why in lapses.items():
-        if why and name != site.options.first and site.kept(f"{name}.json").exists():
-            site.progress(f"{name} runs again: {why}")
+    for stage in included:
+        why = lapses.get(stage.name)
+        if why and not _is_asked_for(stage, site) and _has_run(stage, site):
+            site.progress(f"{stage.name} runs again: {why}")
+
+
+def _has_run(stage: Stage[SiteT], site: SiteT) -> bool:
+    left = (site.folder_of(stage.name) / name for name in stage.writes)
+    return site.kept(stage.marker).exists() or any(file.exists() for file in left)
 
 
 # --- variants -----------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_a_streamed_run_after_a_stored_one_reuses_its_results(served: LocalHub) 
 @pytest.mark.usefixtures("served")
 def test_a_local_folder_and_a_repository_go_together(pair: Path) -> None:
     Path("base").symlink_to(pair / "base")
-    published("stored", base="{path: base}", last="validate")
+    published("stored", base="{path: base}", last="loaders")
     assert stored_in(Path("cache")) > LARGEST_PAIR
     shutil.rmtree("cache")
     for command in (["--until", "extract"], ["extract"], ["validate"]):
