@@ -50,7 +50,7 @@ class PublisherError(Exception):
         super().__init__(found)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """All three parts travel, from a worker on another machine too."""
+        """Return what rebuilds the error in another process, with all three parts."""
         return _remade, (type(self), (self.found, self.expected, self.next_step))
 
     def __str__(self) -> str:
@@ -169,18 +169,18 @@ class UncheckablePatternError(PatternError):
 
 
 def counted(number: int, noun: str) -> str:
-    """1 tensor, 2 tensors."""
+    """Return a number with its noun: `1 tensor`, `2 tensors`."""
     return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def listed(lines: Iterable[str]) -> str:
-    """Names for a message, one on a line, the first dozen and how many more."""
+    """List names for a message, one on a line: the first dozen, and how many more there are."""
     every = [line.replace("\n", r"\n") for line in lines]  # a name of several lines is no list of several names
     more = [f"  and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return "\n".join([*(f"  {line}" for line in every[:_SHOWN]), *more])
 
 
 def shown(value: object, *, width: int = 80) -> str:
-    """A JSON value for a message, cut where it is long."""
+    """Return a JSON value for a message, cut where it is long."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= width else f"{text[: width - 1]}…"

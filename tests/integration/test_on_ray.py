@@ -56,7 +56,7 @@ def kept(dist: Path) -> int:
 
 @pytest.mark.usefixtures("machines")
 def test_the_demo_gives_the_same_bytes_on_a_cluster(own_small_run: Path) -> None:
-    options = Run(Path("demo.yaml"), Path("again"), device="cpu", engine="ray", last="validate")
+    options = Run(Path("demo.yaml"), Path("again"), device="cpu", engine="ray", last="loaders")
     run(options, silent)
     run(replace(options, first="verify", last="verify", variants=("clef-flash/",)), silent)
     ours, theirs = (files_of(own_small_run / dist / "demo") for dist in ("again", "dist"))
