@@ -21,7 +21,7 @@ def load_manifest(path: str | Path) -> Manifest:
 
     Example:
         >>> publisher.load_manifest("manifests/demo.yaml").repo
-        'moondream/clef-lora'
+        'demo/clef-lora'
     """
     with causes_explained():
         return read_one(Path(path))

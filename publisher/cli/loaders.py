@@ -4,8 +4,7 @@ It refuses a command line that names neither or both, and a staged tree without 
 without its base, only config.json of the base that adapter_config.json names is fetched. Begin with `judged`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -18,37 +17,8 @@ from publisher.loaders.subject import Base, Subject, class_for, read_subject
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Variant
 from publisher.records.filenames import ADAPTER
-from publisher.records.files import canonical_json
-from publisher.records.loaders import LoaderName, LoaderVerdict
+from publisher.records.loaders import Judged, LoaderName
 from publisher.records.progress import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdicts on each adapter, and the loaders that must take it.
-
-    Attributes:
-        verdicts: the loaders' verdicts, by the variant's label or the folder.
-        required: names of loaders that must take every adapter, besides PEFT.
-    """
-
-    verdicts: Mapping[str, Sequence[LoaderVerdict]]
-    required: tuple[str, ...]
-
-    @property
-    def complaints(self) -> list[str]:
-        """What must not be: a loader takes an adapter wrongly, or one that must take it does not."""
-        return [
-            f"{label} {'loads wrongly' if one.loads == 'wrongly' else 'does not load'} with {one.loader}"
-            for label, verdicts in self.verdicts.items()
-            for one in verdicts
-            if one.loads == "wrongly" or (one.loads != "yes" and one.loader in {"PEFT", *self.required})
-        ]
-
-    def to_json(self) -> str:
-        """Return canonical JSON: label by label, the verdicts as loaders.json has them."""
-        found = {label: [one.model_dump(mode="json") for one in each] for label, each in self.verdicts.items()}
-        return canonical_json(found)
 
 
 def judged(

@@ -17,9 +17,9 @@ from publisher.cli.endings import report_interruption
 from publisher.cli.interruption import interruptible
 
 if TYPE_CHECKING:
-    from publisher.cli.loaders import Judged
     from publisher.records.audit import Audit
     from publisher.records.explained import Explained
+    from publisher.records.loaders import Judged
     from publisher.records.merged import Merged
     from publisher.records.outcome import Outcome
     from publisher.records.progress import Progress
@@ -128,8 +128,8 @@ def _show(found: "Result") -> None:
 
 def _complaint(found: "Result") -> str:
     """Return why the command fails although it has a result; empty where it does not."""
-    from publisher.cli.loaders import Judged
     from publisher.records.audit import Audit
+    from publisher.records.loaders import Judged
 
     match found:
         case Audit() if found.failed:

@@ -1,7 +1,10 @@
-"""loaders.json: what each loader makes of an adapter."""
+"""loaders.json, and what `publish compat` prints: what each loader makes of an adapter."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from publisher.records.files import canonical_json
 from publisher.records.record import SCHEMA_VERSION, Count, Each, Record
 
 LoaderName = Literal["PEFT", "transformers", "vLLM", "SGLang", "llama.cpp", "MLX"]
@@ -79,3 +82,31 @@ class Loaders(Record):
     adapter_sha256: str
     config_sha256: str
     verdicts: Each[LoaderVerdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdicts on each adapter, and the loaders that must take it.
+
+    Attributes:
+        verdicts: the loaders' verdicts, by the variant's label or the folder.
+        required: names of loaders that must take every adapter, besides PEFT.
+    """
+
+    verdicts: Mapping[str, Sequence[LoaderVerdict]]
+    required: tuple[str, ...]
+
+    @property
+    def complaints(self) -> list[str]:
+        """What must not be: a loader takes an adapter wrongly, or one that must take it does not."""
+        return [
+            f"{label} {'loads wrongly' if one.loads == 'wrongly' else 'does not load'} with {one.loader}"
+            for label, verdicts in self.verdicts.items()
+            for one in verdicts
+            if one.loads == "wrongly" or (one.loads != "yes" and one.loader in {"PEFT", *self.required})
+        ]
+
+    def to_json(self) -> str:
+        """Return canonical JSON: label by label, the verdicts as loaders.json has them."""
+        found = {label: [one.model_dump(mode="json") for one in each] for label, each in self.verdicts.items()}
+        return canonical_json(found)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ SECONDS, MEBIBYTES = 60, 1024
 
 
 def edited(file: Path, **fields: object) -> None:
-    sys.set_int_max_str_digits(0)
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 

@@ -371,7 +371,7 @@ def test_a_signed_release_is_rehearsed_twice_and_audited(monkeypatch: pytest.Mon
         monkeypatch.setenv("HF_TOKEN", hub.token)
         found = audited("o/pico")
     assert found.failed == ()
-    assert signature_check(found).detail.startswith("7 files signed by the key with SHA-256")
+    assert signature_check(found).detail.startswith("8 files signed by the key with SHA-256")
 
 
 def one_variant(manifest: Path) -> None:

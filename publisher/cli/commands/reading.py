@@ -12,7 +12,7 @@ from publisher.cli.results import print_result, prints_result
 from publisher.errors import PublisherError
 
 if TYPE_CHECKING:
-    from publisher.cli.loaders import Judged
+    from publisher.records.loaders import Judged
     from publisher.records.merged import Merged
     from publisher.records.progress import Progress
     from publisher.release.evidence import ReleaseEvidence

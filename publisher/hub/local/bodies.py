@@ -158,7 +158,13 @@ def _require_plain(text: str) -> None:
 
 
 class _TextDates(_LOADER):  # type: ignore[misc]
-    """SafeLoader, less its reading of dates."""
+    """SafeLoader, less its reading of dates and of long integers, whatever Python's own bound on digits is set to."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        if len(node.value) > LIMITS.number_digits:
+            raise ValueError("it holds too long a number")
+        return super().construct_yaml_int(node)
 
 
+_TextDates.add_constructor("tag:yaml.org,2002:int", _TextDates.construct_yaml_int)
 _TextDates.add_constructor("tag:yaml.org,2002:timestamp", lambda _, node: str(node.value))
