@@ -11,7 +11,16 @@ from pathlib import Path
 
 from publisher.border.files import open_regular
 from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
-from publisher.checkpoints.files import INDEX, SINGLE, checkpoint_files, shards_of, weight_map
+from publisher.checkpoints.files import (
+    INDEX,
+    SINGLE,
+    checkpoint_files,
+    read_config,
+    shards_of,
+    text_beside,
+    weight_map,
+)
+from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -61,7 +70,8 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Return the header of every tensor of the checkpoint in this folder, sorted by name.
 
     Raises:
-        FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
+        FetchError: no such folder, missing or damaged files, no tensors, one the index names and no shard holds, or
+            weights of a format that is not read.
     """
     if INDEX in checkpoint_files(folder):
         entry = folder / INDEX
@@ -77,6 +87,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="the model's weights",
             next_step="download or save the checkpoint again",
         )
+    require_plain(headers, read_config(folder), where=str(folder), beside=text_beside(folder))
     return dict(sorted(headers.items()))
 
 
