@@ -44,6 +44,19 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """The two tensors in which experts in MXFP4 are stored.
+
+    Attributes:
+        blocks: header of the codes, two in each byte.
+        scales: header of the exponents, one for each block of 32 codes.
+    """
+
+    blocks: "TensorHeader"
+    scales: "TensorHeader"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """What a file's header says of one tensor.
 
@@ -55,6 +68,7 @@ class TensorHeader:
         start: offset of its first byte in the file.
         stop: offset of the byte after its last.
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
+        mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
     """
 
     dtype: str
@@ -64,6 +78,7 @@ class TensorHeader:
     start: int = 0
     stop: int = 0
     scale: Scale | None = field(default=None, kw_only=True)
+    mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
