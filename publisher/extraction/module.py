@@ -29,10 +29,11 @@ from publisher.manifest.schema import AdapterSettings
 from publisher.numerics.delta import delta_of, row_blocks, squared_norm
 from publisher.numerics.exact_recovery import MergedWeight, recover_exactly
 from publisher.numerics.interval_fit import OnIteration, ignore_iterations
+from publisher.numerics.intervals import Arithmetic
 from publisher.numerics.merge_quality import merge_quality
 from publisher.numerics.noise import expected_error, rounding_noise
 from publisher.numerics.svd import Decomposition, decompose, factors_of
-from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
+from publisher.records.extraction import ExactRecovery, MatrixFigures, ModuleFigures, spectrum_places
 from publisher.records.progress import Progress
 
 # bytes for each element of a weight beside it, as they were measured (docs/cluster.md): both sides, the
@@ -144,13 +145,21 @@ def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The factors in the adapter's dtype, the SVD that they come from, and what the exact method adds to them."""
+class ExtractedMatrix:
+    """The factors of one matrix in the adapter's dtype, and what is said of them.
+
+    Attributes:
+        svd: that the factors come from.
+        b: B (m, r).
+        a: A (r, n).
+        figures: what the evidence says.
+        residual: what a merge leaves to be set, where the settings ask for it.
+    """
 
     svd: Decomposition
     b: Tensor
     a: Tensor
-    recovery: ExactRecovery | None = None
+    figures: MatrixFigures
     residual: Residual | None = None
 
 
@@ -180,27 +189,82 @@ def extract_module(
     Raises:
         ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
-    delta = delta_of(base=base, tuned=tuned)
-    norm = math.sqrt(squared_norm(delta))
-    if not math.isfinite(norm):
-        _require_finite(name, base=base, tuned=tuned)
+    delta = finite_delta(name, base=base, tuned=tuned)
     weight = MergedWeight(name, base, tuned, delta, rounding_noise(tuned, name=name, steps=steps))
-    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
-    svd = decompose(delta, rank=rank, threshold=weight.noise.threshold, name=name)
-    if settings.method == "exact":
-        found = _recovered(weight, svd, settings=settings, on_iteration=on_iteration)
-    else:
-        found = _Found(svd, *factors_of(svd, ADAPTER_DTYPES[settings.dtype]))
-    try:
-        figures = _figures(weight, found, norm=norm)
-    except ValidationError:  # of a record, whose figures are finite
-        raise _overflow(name, norm / math.sqrt(tuned.numel())) from None
+    found = extract_matrix(weight, settings, on_iteration=on_iteration)
+    figures = ModuleFigures(
+        **dict(found.figures),
+        name=name.removesuffix(".weight"),
+        shape=(tuned.shape[0], tuned.shape[1]),
+        spectrum=tuple(found.svd.s[[place - 1 for place in spectrum_places(found.svd.rank)]].tolist()),
+    )
     return Factors(found.b.cpu(), found.a.cpu(), figures, found.residual)
 
 
+def finite_delta(name: str, *, base: Tensor, tuned: Tensor) -> Tensor:
+    """Return the delta of a weight, which holds no NaN and no infinity.
+
+    Args:
+        name: the tensor's name, for the message.
+        base: the base weight, (m, n), any float dtype.
+        tuned: the weight of the merged fine-tune, (m, n).
+
+    Returns:
+        The delta, float32 (m, n).
+
+    Raises:
+        ExtractionError: NaN or infinity in either weight.
+    """
+    delta = delta_of(base=base, tuned=tuned)
+    if not math.isfinite(squared_norm(delta)):
+        _require_finite(name, base=base, tuned=tuned)
+    return delta
+
+
+def extract_matrix(
+    weight: MergedWeight,
+    settings: AdapterSettings,
+    *,
+    arithmetic: Arithmetic = "one rounding",
+    on_iteration: OnIteration = ignore_iterations,
+) -> ExtractedMatrix:
+    """Take the factors out of one changed matrix, with their figures; a pure function of its arguments.
+
+    Args:
+        weight: the matrix (m, n) in base and fine-tune, its delta, and the noise that is expected in that.
+        settings: the adapter's method, rank and dtype, and whether a residual is asked for.
+        arithmetic: how PEFT merges by default in this place, which `exact_share` goes by.
+        on_iteration: called after each iteration of the exact method with the share that lies inside.
+
+    Returns:
+        The factors B (m, r) and A (r, n) in the adapter's dtype.
+
+    Raises:
+        ExtractionError: values so large that the figures overflow.
+    """
+    norm = math.sqrt(squared_norm(weight.delta))
+    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
+    svd = decompose(weight.delta, rank=rank, threshold=weight.noise.threshold, name=weight.name)
+    try:
+        if settings.method == "exact" and svd.rank:
+            return _recovered(
+                weight, svd, settings=settings, norm=norm, arithmetic=arithmetic, on_iteration=on_iteration
+            )
+        b, a = factors_of(svd, ADAPTER_DTYPES[settings.dtype])
+        return ExtractedMatrix(svd, b, a, _figures(weight, svd, b=b, a=a, norm=norm, arithmetic=arithmetic))
+    except ValidationError:  # of a record, whose figures are finite
+        raise _overflow(weight.name, norm / math.sqrt(weight.tuned.numel())) from None
+
+
 def _recovered(
-    weight: MergedWeight, svd: Decomposition, *, settings: AdapterSettings, on_iteration: OnIteration
-) -> _Found:
+    weight: MergedWeight,
+    svd: Decomposition,
+    *,
+    settings: AdapterSettings,
+    norm: float,
+    arithmetic: Arithmetic,
+    on_iteration: OnIteration,
+) -> ExtractedMatrix:
     """Return the factors of the exact method, and the elements that they leave, where the settings ask for those."""
     exact = recover_exactly(
         weight,
@@ -226,14 +290,24 @@ def _recovered(
         ended=exact.ended,
         residual=None if residual is None else residual.index.numel(),
     )
-    return _Found(exact.svd, exact.b, exact.a, recovery, residual)
+    figures = _figures(weight, exact.svd, b=exact.b, a=exact.a, norm=norm, arithmetic=arithmetic, recovery=recovery)
+    return ExtractedMatrix(exact.svd, exact.b, exact.a, figures, residual)
 
 
-def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigures:
-    """Return the figures of a module; `norm` is the Frobenius norm of its delta."""
+def _figures(
+    weight: MergedWeight,
+    svd: Decomposition,
+    *,
+    b: Tensor,
+    a: Tensor,
+    norm: float,
+    arithmetic: Arithmetic,
+    recovery: ExactRecovery | None = None,
+) -> MatrixFigures:
+    """Return the figures of a matrix; `norm` is the Frobenius norm of its delta."""
     rows, columns = weight.tuned.shape
     elements = weight.tuned.numel()
-    svd, noise = found.svd, weight.noise
+    noise = weight.noise
     floor, fit = noise.norm / norm, svd.misfit / norm
     expected = expected_error(floor, shape=(rows, columns), rank=svd.rank)
     sigma_r = float(svd.s[-1]) if svd.rank else 0.0
@@ -241,10 +315,8 @@ def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigur
         svd.sigma_next > noise.threshold or sigma_r < _FULL_GAP * noise.threshold
     )
     unchanged = sum(int((weight.delta[block] == 0).count_nonzero()) for block in row_blocks(weight.delta))
-    quality = merge_quality(base=weight.base, tuned=weight.tuned, b=found.b, a=found.a, delta=weight.delta)
-    return ModuleFigures(
-        name=weight.name.removesuffix(".weight"),
-        shape=(rows, columns),
+    quality = merge_quality(base=weight.base, tuned=weight.tuned, b=b, a=a, delta=weight.delta, arithmetic=arithmetic)
+    return MatrixFigures(
         rank=svd.rank,
         method=svd.method,
         fit_error=fit,
@@ -260,8 +332,7 @@ def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigur
         exact_share=quality.exact_elements / elements,
         unchanged_share=unchanged / elements,
         rank_at_least=is_doubtful,
-        recovery=found.recovery,
-        spectrum=tuple(svd.s[[place - 1 for place in spectrum_places(svd.rank)]].tolist()),
+        recovery=recovery,
     )
 
 

@@ -40,7 +40,8 @@ class MergedWeight:
         base: the base weight, (m, n), any float dtype.
         tuned: the weight of the merged fine-tune, (m, n), bfloat16 or float16.
         delta: `delta_of` the two, float32 (m, n).
-        noise: of one rounding.
+        noise: that its merge is expected to have left in the delta.
+        arithmetic: by which it is to be restored, where there is but one; None where it is to be found.
     """
 
     name: str
@@ -48,6 +49,7 @@ class MergedWeight:
     tuned: Tensor
     delta: Tensor
     noise: Noise
+    arithmetic: Arithmetic | None = None
 
     def restored_share(self, *, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> float:
         """Return the share of elements that these factors restore.
@@ -158,10 +160,10 @@ def _at_rank(rank: int, weight: MergedWeight, *, dtype: torch.dtype, on_iteratio
 def _at_svd(weight: MergedWeight, svd: Decomposition, *, dtype: torch.dtype, on_iteration: OnIteration) -> ExactFactors:
     """Return the factors of this SVD's rank, by the arithmetic that restores more."""
     start = factors_of(svd, torch.float32)
-    likelier, apart = _likelier(weight, svd)
+    likelier, apart = (weight.arithmetic, False) if weight.arithmetic else _likelier(weight, svd)
     best = _try(weight, start, arithmetic=likelier, on_iteration=on_iteration, share_to_beat=-1.0)
     other = None
-    if best.share < REACHED:
+    if best.share < REACHED and weight.arithmetic is None:
         (unlikelier,) = (one for one in ARITHMETICS if one != likelier)
         other = _try(weight, start, arithmetic=unlikelier, on_iteration=on_iteration, share_to_beat=best.share)
         if other.share > best.share:

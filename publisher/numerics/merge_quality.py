@@ -9,6 +9,7 @@ from torch import Tensor
 
 from publisher.numerics.delta import row_blocks, squared_norm
 from publisher.numerics.dtypes import rough_products
+from publisher.numerics.intervals import Arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,24 @@ class MergeQuality:
 
     Attributes:
         relative_error: |D - BA| / |D|, Frobenius.
-        exact_elements: elements for which base + BA, summed in float32 and rounded once, is the tuned value bit for
-            bit.
+        exact_elements: elements for which base + BA, merged by the arithmetic that was given, is the tuned value bit
+            for bit.
     """
 
     relative_error: float
     exact_elements: int
 
 
-def merge_quality(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, delta: Tensor | None = None) -> MergeQuality:
-    """Merge as PEFT does by default, in float32 with one rounding at the end, and compare with the tuned weight.
+def merge_quality(
+    *,
+    base: Tensor,
+    tuned: Tensor,
+    b: Tensor,
+    a: Tensor,
+    delta: Tensor | None = None,
+    arithmetic: Arithmetic = "one rounding",
+) -> MergeQuality:
+    """Merge as PEFT does by default, and compare with the tuned weight.
 
     It works on blocks of rows, so that the merged matrix never exists as a whole.
 
@@ -36,6 +45,8 @@ def merge_quality(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, delta: T
         b: the left factor as shipped, (m, r).
         a: the right factor as shipped, (r, n).
         delta: `delta_of` the two weights, float32 (m, n), where it is at hand.
+        arithmetic: PEFT's default where the weight is: one rounding in a linear module, and the update rounded first
+            in a parameter that it wraps.
 
     Returns:
         The relative error and the number of elements restored.
@@ -51,5 +62,7 @@ def merge_quality(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, delta: T
             product = b32[rows] @ a32
         total += squared_norm(update)
         error += squared_norm(update - product)
+        if arithmetic == "update rounded first":
+            product = product.to(tuned.dtype).float()
         exact += int((product.add_(weight).to(tuned.dtype) == release).count_nonzero())
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)

@@ -52,12 +52,10 @@ class ExactRecovery(Record):
     residual: Count | None = None
 
 
-class ModuleFigures(Record):
-    """What was found in one linear module, and how well its factors carry the update.
+class MatrixFigures(Record):
+    """What was found in one matrix of weights, and how well its factors carry the update.
 
     Attributes:
-        name: the module's full name, as in the checkpoint, without `.weight`.
-        shape: (out, in) of the weight.
         rank: columns of B that carry the update.
         method: `randomized svd` or `exact svd`.
         fit_error: |D - fit| / |D| of the rank-r fit in fp32, before the factors are rounded to their dtype.
@@ -70,15 +68,12 @@ class ModuleFigures(Record):
         sigma_next: the first one left out; absent at full width.
         noise_edge: the spectral noise threshold: largest singular value that rounding alone would give.
         update_rms: root mean square of D.
-        exact_share: share of elements for which base + BA, rounded once, is the source bit for bit.
+        exact_share: share of elements for which PEFT's default merge of base and BA gives the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         recovery: what the exact method reached; absent with the method svd.
-        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
     """
 
-    name: TensorName
-    shape: tuple[Count, Count]
     rank: Count
     method: Literal["randomized svd", "exact svd"]
     fit_error: Figure
@@ -95,6 +90,19 @@ class ModuleFigures(Record):
     unchanged_share: Figure
     rank_at_least: bool
     recovery: ExactRecovery | None = None
+
+
+class ModuleFigures(MatrixFigures):
+    """What was found in one linear module.
+
+    Attributes:
+        name: the module's full name, as in the checkpoint, without `.weight`.
+        shape: (out, in) of the weight.
+        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
+    """
+
+    name: TensorName
+    shape: tuple[Count, Count]
     # evidence of before there were any is written back as it was: an audit compares the bytes
     spectrum: Each[Figure] = Field(default=(), exclude_if=lambda values: not values)
 
