@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from publisher.adapters.class_names import ClassNames
+from publisher.adapters.loading import configuration, empty_model
 from publisher.adapters.merging import MergeInputs, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
@@ -44,7 +46,8 @@ def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iter
     Yields:
         What is merged.
     """
-    headers, adapter = headers_of(base), file_headers(staged / ADAPTER)
+    model = empty_model(extraction.settings.model_class, configuration(base.folder))
+    headers, adapter = ClassNames.of(model).applied(headers_of(base)), file_headers(staged / ADAPTER)
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)
     with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:

@@ -71,7 +71,12 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
-    return found
+    return {_stored(name, inputs.base): replacement for name, replacement in found.items()}
+
+
+def _stored(name: str, headers: Mapping[str, TensorHeader]) -> str:
+    """Return the name in the base's file of a tensor that the model class may call otherwise."""
+    return (headers[name].stored or name) if name in headers else name
 
 
 def _require_places(inputs: MergeInputs) -> None:
@@ -80,6 +85,7 @@ def _require_places(inputs: MergeInputs) -> None:
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
     problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
     problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in LORA_DTYPES]
+    problems += [f"{name} is stored in parts" for name, h in there.items() if h.conversion is not None]
     if problems:
         raise MergeError(
             f"the base has no place for the adapter:\n{listed(problems)}\n",

@@ -19,7 +19,7 @@ from publisher.adapters.loading import merged_by_peft
 from publisher.adapters.peft_files import carried_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
-from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
+from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.pair_job import PairJob
 from publisher.numerics.merge_quality import merge_quality
@@ -35,7 +35,14 @@ _AT_LEAST = 1 << 28
 
 
 def require_claims(
-    extraction: Extraction, *, base: Snapshot, tuned: Snapshot, staged: Path, engine: Engine, progress: Progress
+    extraction: Extraction,
+    *,
+    base: Snapshot,
+    tuned: Snapshot,
+    names: Naming,
+    staged: Path,
+    engine: Engine,
+    progress: Progress,
 ) -> float:
     """Hold base + BA against the merged fine-tune for every module, from the files.
 
@@ -43,6 +50,7 @@ def require_claims(
         extraction: what is claimed.
         base: the base.
         tuned: the merged fine-tune.
+        names: gives headers by the names of the model class.
         staged: the folder of the adapter.
         engine: where the arithmetic is done.
         progress: told of each module.
@@ -59,7 +67,7 @@ def require_claims(
         progress(what, len(found), len(extraction.modules))
 
     with (
-        open_pair(base=base, tuned=tuned) as both,
+        open_pair(base=base, tuned=tuned, names=names) as both,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
         _residuals(extraction, staged) as residuals,
     ):

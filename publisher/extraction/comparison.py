@@ -1,6 +1,6 @@
 """What differs between two checkpoints, and what of it an adapter holds, and how.
 
-Headers first, then every tensor's bytes, then, where there is reason, the model class. It refuses pairs whose tensors
+Headers first, then every tensor's bytes, then the model class. It refuses pairs whose tensors
 do not match, a base equal to the fine-tune, and changes that a LoRA cannot carry, unless the manifest leaves those
 tensors out or carries them whole; each with one report that names them all.
 """
@@ -15,12 +15,13 @@ from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted
-from publisher.extraction.adaptable import Obstacle, judge
+from publisher.extraction.adaptable import Obstacle, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
 from publisher.extraction.tensor_bytes import different_tensors
+from publisher.extraction.tied_copies import without_tied_copies
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.extraction import DifferentTensor, SavedModule
 from publisher.records.progress import Progress
@@ -76,14 +77,14 @@ class _Sorted:
 
 
 def compare(
-    both: CheckpointPair, settings: AdapterSettings, *, model_class: str, engine: Engine, progress: Progress
+    both: CheckpointPair, settings: AdapterSettings, *, structure: Structure, engine: Engine, progress: Progress
 ) -> Comparison:
-    """Compare two checkpoints: by headers, by bytes and, where there is reason, by the model class.
+    """Compare two checkpoints: by headers, by bytes and by the model class.
 
     Args:
-        both: base and tuned, open for reading.
+        both: base and tuned, open for reading by the class's names.
         settings: the manifest's `adapter`, of which `ignore` and `carry` are used.
-        model_class: the manifest's.
+        structure: of the model class.
         engine: what reads and compares.
         progress: called for each tensor.
 
@@ -92,16 +93,17 @@ def compare(
 
     Raises:
         ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
-        ValidationError: transformers has no such class, or it is not for this configuration.
     """
+    both = without_tied_copies(both, structure.names.tied)
     base, tuned = both.headers
     ignored = selected("ignore", settings.ignore, {*tuned, *base}, of="in either checkpoint")
     carried = selected("carry", settings.carry, tuned.keys(), of="of the source")
-    mismatched = preflight(base=base, tuned=tuned, ignored=ignored)
+    optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
+    mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
     found = _sorted(different, both, ignored=ignored, carried=carried)
-    structure, obstacle = judge(found.changed, found.saved, both, model_class=model_class)
+    obstacle = obstacle_of(found.changed, found.saved, tuned, structure=structure)
     if obstacle is not None:
         shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
         raise obstacle.error(tuned, shares)
@@ -115,7 +117,7 @@ def compare(
         layers=layers,
         layers_total=layers_total,
         saved=tuple(
-            _saved(module, tensors, both, squares=squares, tied=structure.tied.get(module, ()) if structure else ())
+            _saved(module, tensors, both, squares=squares, tied=structure.tied.get(module, ()))
             for module, tensors in found.whole.items()
         ),
         transposed=_transposed(found.changed, structure),
@@ -156,9 +158,7 @@ def _all_named(found: _Sorted, obstacle: Obstacle) -> list[str]:
     return list(dict.fromkeys([*found.every, *obstacle.names]))
 
 
-def _transposed(changed: Iterable[str], structure: Structure | None) -> frozenset[str]:
-    if structure is None:
-        return frozenset()
+def _transposed(changed: Iterable[str], structure: Structure) -> frozenset[str]:
     return frozenset(name for name in changed if name.removesuffix(".weight") in structure.transposed)
 
 
