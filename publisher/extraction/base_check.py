@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from publisher.checkpoints.pairs import Sides
 from publisher.checkpoints.reading import Reader
 from publisher.errors import ExtractionError, counted, listed
+from publisher.extraction.matrices import Matrix
 from publisher.records.extraction import ModuleFigures
 
 UNRELATED = 0.1  # cosine between base and tuned below which nothing of the one is in the other
@@ -71,41 +72,46 @@ def require_signal(modules: Sequence[ModuleFigures]) -> None:
         )
 
 
-def require_low_rank(modules: Sequence[ModuleFigures], *, found: bool) -> None:
+def require_low_rank(fits: Sequence[Matrix], *, found: bool) -> None:
     """Require that most fits hold something that is not noise.
 
     Args:
-        modules: all of the adapter.
+        fits: all matrices of the adapter.
         found: the ranks were found (`auto`, or a share of energy), not given.
 
     Raises:
         ExtractionError: most ranks found are no low ones, or most fits hold no more than they would of noise.
     """
-    full = sum(module.rank >= min(module.shape) / 2 for module in modules)
-    if found and 2 * full > len(modules):
+    full = sum(fit.figures.rank >= min(fit.shape) / 2 for fit in fits)
+    if found and 2 * full > len(fits):
         raise ExtractionError(
-            f"the update has no low rank in {full} of {counted(len(modules), 'module')}: "
+            f"the update has no low rank in {full} of {_counted(fits)}: "
             "a full fine-tune, or a source trained from another base",
             expected="fewer than half as many columns as the weights have, beyond which an adapter saves nothing",
             next_step=f"{_NEXT}; or, for a full fine-tune, say how much of it to keep: adapter.rank: {{energy: 0.8}}, "
             "or a number",
         )
-    noisy = sum(map(_is_like_noise, modules))
-    if 2 * noisy > len(modules):
+    noisy = sum(map(_is_like_noise, fits))
+    if 2 * noisy > len(fits):
         raise ExtractionError(
             f"the fits hold no more of the update than they would of noise in {noisy} of "
-            f"{counted(len(modules), 'module')}: it has no structure, as between a source and another base",
+            f"{_counted(fits)}: it has no structure, as between a source and another base",
             expected="an update whose largest singular values stand out",
             next_step=_NEXT,
         )
 
 
-def _is_like_noise(module: ModuleFigures) -> bool:
+def _counted(fits: Sequence[Matrix]) -> str:
+    whole = all(isinstance(fit.figures, ModuleFigures) for fit in fits)
+    return counted(len(fits), "module") if whole else f"{len(fits):,} matrices"
+
+
+def _is_like_noise(fit: Matrix) -> bool:
     """Return whether the fit holds no more than one of white noise would.
 
     Of white noise of norm 1, no singular value is above (sqrt(m) + sqrt(n)) / sqrt(mn), but for a margin (the edge of
     the Marchenko-Pastur law, https://doi.org/10.1070/SM1967v001n04ABEH001994).
     """
-    rows, columns = module.shape
-    of_noise = module.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)
-    return of_noise < 1 / NOISE_MARGIN and 1 - module.fit_error**2 < NOISE_MARGIN * of_noise
+    rows, columns = fit.shape
+    of_noise = fit.figures.rank * (math.sqrt(rows) + math.sqrt(columns)) ** 2 / (rows * columns)
+    return of_noise < 1 / NOISE_MARGIN and 1 - fit.figures.fit_error**2 < NOISE_MARGIN * of_noise

@@ -1,6 +1,6 @@
 """extraction.json: what was extracted from which checkpoints, and how close it comes, module by module."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -133,6 +133,70 @@ class ModuleExtraction(ModuleFigures):
         return cls(**dict(figures), alpha=alpha, transposed=transposed)
 
 
+class ExpertFigures(MatrixFigures):
+    """What was found in the matrix of one expert that changed.
+
+    Attributes:
+        expert: its number, from 0; a parameter that is one matrix has the number 0 alone.
+    """
+
+    expert: Count
+
+
+class ExpertTensorFigures(Record):
+    """What was found in one parameter that holds a matrix for each expert.
+
+    Attributes:
+        name: the parameter's full name, such as `model.layers.0.mlp.experts.gate_up_proj`.
+        shape: (experts, rows, columns) as the class has it, or (rows, columns) where it is one matrix.
+        experts: those that changed, by their numbers.
+    """
+
+    name: TensorName
+    shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3)]
+    experts: Each[ExpertFigures]
+
+    @property
+    def number(self) -> int:
+        """How many experts the parameter holds, changed or not."""
+        return self.shape[0] if len(self.shape) > len(self.matrix) else 1
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The rows and columns of one expert's matrix, as stored."""
+        return self.shape[-2], self.shape[-1]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that any expert needs; all of them share it in the adapter."""
+        return max((found.rank for found in self.experts), default=0)
+
+
+class ExpertTensor(ExpertTensorFigures):
+    """One parameter of experts as the adapter holds it: its figures, and its place in the adapter's layout.
+
+    Attributes:
+        alpha: lora_alpha of this parameter; it equals the rank that each expert's factors are padded to.
+        transposed: each matrix is stored as (in, out), as the class says by `is_transposed`.
+        keys: the names of A and B in the adapter's file, as PEFT's wrapper of this parameter gives them.
+    """
+
+    alpha: Count
+    transposed: bool
+    keys: tuple[TensorName, TensorName]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The (out, in) of each expert's linear map, however its matrix is stored."""
+        rows, columns = self.matrix
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of A and B, those of unchanged experts included."""
+        return self.number * self.alpha * sum(self.matrix)
+
+
 class DifferentTensor(Record):
     """A tensor that differs and that the manifest's `adapter.ignore` names.
 
@@ -220,7 +284,9 @@ class RankCount(Record):
 
 
 class ExtractionSummary(Record):
-    """The extraction in a few figures; everything here follows from `modules` and the two headers.
+    """The extraction in a few figures; everything here follows from `modules`, `experts` and the two headers.
+
+    Figures over modules count the matrix of each changed expert as one.
 
     Attributes:
         linears: modules with an adapter.
@@ -240,6 +306,7 @@ class ExtractionSummary(Record):
         update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
+        experts: the parameters of experts; absent where the adapter has none.
     """
 
     linears: Count
@@ -266,6 +333,7 @@ class ExtractionSummary(Record):
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
     exports: Each[ExportFile] = ()
+    experts: "ExpertSummary | None" = Field(default=None, exclude_if=lambda found: found is None)
 
     @property
     def written(self) -> dict[str, FileDigest]:
@@ -274,6 +342,32 @@ class ExtractionSummary(Record):
         return (
             {ADAPTER: self.adapter, ADAPTER_CONFIG: self.config} | residual | {file.name: file for file in self.exports}
         )
+
+
+class ExpertSummary(Record):
+    """The experts of an adapter in a few figures.
+
+    Attributes:
+        tensors: parameters that PEFT adapts by `target_parameters`.
+        matrices: experts in all of them.
+        changed: those that differ between base and source.
+        silent: those of them that stay within rounding noise and have no factors.
+        rank: least, median and greatest over the changed ones that have factors.
+        relative_error: the same of |D - BA| / |D|.
+        share: of the squared norm of all differences.
+        parameters: elements of A and B.
+        weights: elements of the matrices that changed.
+    """
+
+    tensors: Count
+    matrices: Count
+    changed: Count
+    silent: Count
+    rank: Spread
+    relative_error: Spread
+    share: Figure
+    parameters: Count
+    weights: Count
 
 
 class RecoverySummary(Record):
@@ -348,6 +442,8 @@ class Tools(Record):
 class Extraction(Record):
     """extraction.json: one per variant, beside its adapter.
 
+    `experts` are parameters that PEFT adapts by `target_parameters`; evidence of a model without has no such field.
+
     `loaders` stands in releases from before there was a loaders.json. It is read, and no longer written: an
     empty one is left out.
     """
@@ -361,5 +457,6 @@ class Extraction(Record):
     tools: Tools
     summary: ExtractionSummary
     modules: Each[ModuleExtraction]
+    experts: Each[ExpertTensor] = Field(default=(), exclude_if=lambda found: not found)
     # evidence that has some is written back as it was: an audit compares the bytes
     loaders: Each[LoaderVerdict] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
