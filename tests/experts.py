@@ -79,7 +79,7 @@ def updated_experts(model: Any, *, scale: float = 0.02, ranks: tuple[int, ...] =
     torch.manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 3 and ".experts." in name:  # noqa: PLR2004 - experts, rows and columns
+            if parameter.dim() == 3 and ".experts." in name:
                 for matrix, rank in zip(parameter, ranks, strict=True):
                     rows, columns = matrix.shape
                     update = scale * torch.randn(rows, rank) @ torch.randn(rank, columns)

@@ -15,13 +15,13 @@ from publisher.adapters.function_check import function_obstacle, require_functio
 from publisher.adapters.loading import quiet
 from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
-from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.engines.devices import chosen_device
 from publisher.engines.local import Local
-from publisher.errors import PublisherError, counted, shown
+from publisher.errors import PublisherError, shown
 from publisher.extraction.claims import require_claims
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.experts import ExtractingExperts
@@ -206,12 +206,7 @@ def extracted_again(case: _Case) -> str:
     problems = [line for name, module in modules.items() for line in _other_figures(module, again[name])]
     problems += [line for name, tensor in experts.items() for line in _other_experts(tensor, experts_again[name])]
     require_none(problems)
-    return f"{_extent(case.extraction)} extracted again give the same figures"
-
-
-def _extent(extraction: Extraction) -> str:
-    experts = f" and {counted(len(extraction.experts), 'parameter')} of experts" if extraction.experts else ""
-    return f"{len(extraction.modules)} modules{experts}"
+    return f"{adapted_places(case.extraction)} extracted again give the same figures"
 
 
 def _other_experts(claimed: ExpertTensor, again: ExpertTensorFigures) -> Iterator[str]:
@@ -275,7 +270,7 @@ def reconstruction(case: _Case) -> str:
         engine=case.bench.engine,
         progress=case.bench.progress,
     )
-    return f"{_extent(case.extraction)}; the largest difference from a claim is {largest:.2g}"
+    return f"{adapted_places(case.extraction)}; the largest difference from a claim is {largest:.2g}"
 
 
 def _require_modules(case: _Case) -> None:

@@ -21,7 +21,7 @@ from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.adapters.structure_checks import require_loadable, require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.chart_meaning import chart_problems
-from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
@@ -97,12 +97,7 @@ def evidence(adapter: Adapter) -> str:
     older = require_as_written(file, found)
     if found.path != adapter.path:
         raise AuditError(f"{EXTRACTION} is that of the variant {found.path}")
-    return f"{_extent(found)}, by publisher {found.tools.publisher}{older}"
-
-
-def _extent(extraction: Extraction) -> str:
-    experts = f" and {counted(len(extraction.experts), 'parameter')} of experts" if extraction.experts else ""
-    return f"{len(extraction.modules)} modules{experts}"
+    return f"{adapted_places(found)}, by publisher {found.tools.publisher}{older}"
 
 
 def recipe(adapter: Adapter) -> str:
@@ -180,7 +175,7 @@ def recorded_tensors(adapter: Adapter) -> str:
     needed(adapter.headers, ADAPTER)
     require_tensors(extraction, adapter.folder)
     tensors = 2 * (len(extraction.modules) + len(extraction.experts))
-    return f"{tensors} tensors of {_extent(extraction)} in {extraction.settings.dtype}"
+    return f"{tensors} tensors of {adapted_places(extraction)} in {extraction.settings.dtype}"
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -195,13 +190,10 @@ def figures(adapter: Adapter) -> str:
     problems = [*summary_problems(extraction), *(line for m in modules for line in _inconsistent(m))]
     problems += [line for tensor in extraction.experts for line in _inconsistent_experts(tensor)]
     require_none(problems)
-    return f"the summary follows from its {_extent(extraction)}"
+    return f"the summary follows from its {adapted_places(extraction)}"
 
 
 def _inconsistent_experts(tensor: ExpertTensor) -> Iterator[str]:
-    numbers = [found.expert for found in tensor.experts]
-    if any(before >= after for before, after in pairwise([-1, *numbers, tensor.number])):
-        yield f"{tensor.name}: its experts are {shown(numbers)}; expected numbers below {tensor.number} that rise"
     if tensor.alpha < tensor.rank:
         yield f"{tensor.name}: alpha is {tensor.alpha}; an expert has rank {tensor.rank}"
     for found in tensor.experts:
@@ -408,7 +400,7 @@ def _loads_strictly(adapter: Adapter, base: Path) -> str:
         raise UncheckedError(f"transformers {transformers.__version__} has no class {variant.model_class}")
     snapshot = Snapshot(checkpoint=extraction.base, folder=base)
     require_loadable(variant, extraction, base=snapshot, staged=adapter.folder)
-    return f"PEFT loads {_extent(extraction)} whole on {variant.model_class}, at scale 1"
+    return f"PEFT loads {adapted_places(extraction)} whole on {variant.model_class}, at scale 1"
 
 
 def _loads(adapter: Adapter, base: Path) -> str:

@@ -1,8 +1,11 @@
 """extraction.json: what was extracted from which checkpoints, and how close it comes, module by module."""
 
+import math
+import statistics
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from publisher.records.checkpoint import Checkpoint, ExportFile, FileDigest
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, RESIDUAL
@@ -156,6 +159,13 @@ class ExpertTensorFigures(Record):
     shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3)]
     experts: Each[ExpertFigures]
 
+    @model_validator(mode="after")
+    def _are_its_experts(self) -> Self:
+        numbers = [-1, *(found.expert for found in self.experts), self.number]
+        if any(before >= after for before, after in pairwise(numbers)):
+            raise ValueError("experts are numbers that rise, each below the first of the shape's three extents")
+        return self
+
     @property
     def number(self) -> int:
         """How many experts the parameter holds, changed or not."""
@@ -195,6 +205,54 @@ class ExpertTensor(ExpertTensorFigures):
     def parameters(self) -> int:
         """Elements of A and B, those of unchanged experts included."""
         return self.number * self.alpha * sum(self.matrix)
+
+    def alone(self, found: ExpertFigures) -> ModuleExtraction:
+        """Return one expert as the linear module that it is, named `NAME[3]`."""
+        figures = found.model_dump(exclude={"expert"})
+        name = f"{self.name}[{found.expert}]"
+        return ModuleExtraction(**figures, name=name, shape=self.matrix, alpha=self.alpha, transposed=self.transposed)
+
+    @property
+    def together(self) -> ModuleExtraction:
+        """All experts as one module, for charts and tables: root mean squares, and the values nearest to the noise.
+
+        Errors are relative to the update of all of them, its root mean square is over all weights of the parameter,
+        and shares are those of the experts that changed.
+        """
+        rows, columns = self.matrix
+        nearest = min((one for one in self.experts if one.rank), key=lambda one: _over(one.sigma_r, one.noise_edge))
+        fit, expected = (self._mean_square(field) ** 0.5 for field in ("fit_error", "expected_error"))
+        return ModuleExtraction(
+            name=self.name,
+            shape=(self.number * rows, columns),
+            rank=self.rank,
+            alpha=self.alpha,
+            transposed=self.transposed,
+            method=nearest.method,
+            fit_error=fit,
+            relative_error=self._mean_square("relative_error") ** 0.5,
+            rounding_floor=self._mean_square("rounding_floor") ** 0.5,
+            expected_error=expected,
+            ratio=fit / expected if expected else None,
+            sigma_1=max(one.sigma_1 for one in self.experts),
+            sigma_r=nearest.sigma_r,
+            sigma_next=nearest.sigma_next,
+            noise_edge=nearest.noise_edge,
+            update_rms=(sum(one.update_rms**2 for one in self.experts) / self.number) ** 0.5,
+            exact_share=statistics.fmean(one.exact_share for one in self.experts),
+            unchanged_share=statistics.fmean(one.unchanged_share for one in self.experts),
+            rank_at_least=any(one.rank_at_least for one in self.experts),
+        )
+
+    def _mean_square(self, field: str) -> float:
+        """Return the mean of a relative figure's square, each expert counting by the square of its update."""
+        weights = [one.update_rms**2 for one in self.experts]
+        squares = [getattr(one, field) ** 2 for one in self.experts]
+        return sum(w * s for w, s in zip(weights, squares, strict=True)) / sum(weights) if any(weights) else 0.0
+
+
+def _over(value: float, edge: float) -> float:
+    return value / edge if edge else math.inf
 
 
 class DifferentTensor(Record):
@@ -460,3 +518,8 @@ class Extraction(Record):
     experts: Each[ExpertTensor] = Field(default=(), exclude_if=lambda found: not found)
     # evidence that has some is written back as it was: an audit compares the bytes
     loaders: Each[LoaderVerdict] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
+
+    @property
+    def places(self) -> tuple[ModuleExtraction, ...]:
+        """All that the adapter changes, for charts and tables: its modules, and each parameter of experts as one."""
+        return (*self.modules, *(tensor.together for tensor in self.experts if tensor.rank))
