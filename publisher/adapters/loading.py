@@ -31,7 +31,7 @@ from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.adapters.wrappers import applies_to_parameters, stand_in_parameters, wrapper_keys, wrapper_problems
 from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
-from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
+from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers
 from publisher.errors import PublisherError, ValidationError, shown
@@ -181,7 +181,7 @@ def whole_model(model_class: str, folder: Path) -> Any:
         ValidationError: transformers has no such class, or refuses the folder.
     """
     config, found = configuration(folder), class_named(model_class)
-    if (quantisation := fp8_quantisation(read_config(folder))) is not None:
+    if (quantisation := readable_quantisation(read_config(folder))) is not None:
         config.quantization_config = quantisation
     what = f"{model_class} in {folder}"
     with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
