@@ -97,7 +97,7 @@ def extract(
         figures = extract_modules(seen.changed, settings, both, cache=cache, engine=engine, progress=progress)
         require_signal(figures)
         experts = extract_experts(seen.experts, settings, both, cache=cache, engine=engine, progress=progress)
-        require_low_rank(matrices(figures, experts), found=not isinstance(settings.rank, int))
+        require_low_rank(matrices(figures, experts), both.readers, found=not isinstance(settings.rank, int))
         progress("writing the adapter")
         uniform = widest_rank(figures, experts) if settings.layout == "uniform" else None
         adapter = _Adapter(
