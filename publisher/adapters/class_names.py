@@ -13,9 +13,15 @@ from typing import Any
 
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    apply_renamings,
+    dot_natural_key,
+    rename_source_key,
+)
 
-from publisher.checkpoints.converting_reader import Conversion
+from publisher.checkpoints.converting_reader import Conversion, Part
 from publisher.checkpoints.dtypes import safetensors_dtype, torch_dtype
 from publisher.checkpoints.headers import TensorHeader
 
@@ -72,7 +78,7 @@ class ClassNames:
         A header that was renamed has its `stored` name, one that is made of others its `conversion`.
         """
         found: dict[str, TensorHeader] = {}
-        parts: dict[str, list[tuple[str, str, TensorHeader]]] = {}
+        parts: dict[str, list[Part]] = {}
         for stored, short in sorted(_unwrapped(headers, self.parameters), key=lambda pair: dot_natural_key(pair[1])):
             header = headers[stored]
             name, pattern = self._renamed(short)
@@ -80,7 +86,7 @@ class ClassNames:
                 if not self._matches(short, self.computed):
                     found[stored] = header
             elif pattern is not None:
-                parts.setdefault(name, []).append((pattern, stored, header))
+                parts.setdefault(name, []).append(Part(stored, self._unconverted(short), pattern, header))
             else:
                 found[name] = header if name == stored else replace(header, stored=stored)
         for first, stored_parts in parts.items():
@@ -96,6 +102,13 @@ class ClassNames:
             return name, None
         return found
 
+    def _unconverted(self, name: str) -> str:
+        """Return what the class would call a stored tensor, if it were not converted."""
+        renamed: str = apply_renamings(name, self.renamings)
+        has_prefix = not self.prefix or renamed.startswith(f"{self.prefix}.")
+        is_prefixed = any(one.startswith(f"{self.prefix}.") for one in self.parameters)
+        return renamed if has_prefix or not is_prefixed else f"{self.prefix}.{renamed}"
+
     def passes_over(self, name: str) -> bool:
         """Return whether the class loads without a word a checkpoint that has a tensor of this name, or has none."""
         return self._matches(name, self.optional)
@@ -105,11 +118,11 @@ class ClassNames:
         spellings = (name, renamed, renamed.removeprefix(f"{self.prefix}."), f"{self.prefix}.{renamed}")
         return any(pattern.search(one) for pattern in patterns for one in spellings)
 
-    def _converted(self, first: str, parts: tuple[tuple[str, str, TensorHeader], ...]) -> dict[str, TensorHeader]:
+    def _converted(self, first: str, parts: tuple[Part, ...]) -> dict[str, TensorHeader]:
         """Return the headers of the parameters made of these tensors; of the tensors where they make no such one."""
-        converter = next(one for one in self.converters if parts[0][0] in one.source_patterns)
+        converter = next(one for one in self.converters if parts[0].pattern in one.source_patterns)
         conversion = Conversion(parts, converter, self.config, first)
-        stored = {name: header for _, name, header in parts}
+        stored = {part.name: part.header for part in parts}
         try:
             made = conversion.converted({name: _empty(header) for name, header in stored.items()})
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError):
@@ -117,15 +130,9 @@ class ClassNames:
         if any(name not in self.parameters or one.shape != self.parameters[name].shape for name, one in made.items()):
             return stored
         size = sum(header.stop - header.start for header in stored.values())
+        header = replace(parts[0].header, sha256=None, stop=parts[0].header.start + size, conversion=conversion)
         return {
-            name: replace(
-                parts[0][2],
-                dtype=safetensors_dtype(one.dtype),
-                shape=tuple(one.shape),
-                sha256=None,
-                stop=parts[0][2].start + size,
-                conversion=conversion,
-            )
+            name: replace(header, dtype=safetensors_dtype(one.dtype), shape=tuple(one.shape))
             for name, one in made.items()
         }
 

@@ -102,6 +102,7 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
         shards=len(shards),
         size=sum(shard.size for shard in shards.values()),
         linears=summary.linears,
+        experts=len(inputs.extraction.experts),
         carried=len(summary.carried),
         released=share == 1,
         share=share,
@@ -111,7 +112,9 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
 
 def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
     """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
-    if again_fp8 or any(inputs.base[f"{module.name}.weight"].dtype == "F32" for module in inputs.extraction.modules):
+    names = [*(f"{module.name}.weight" for module in inputs.extraction.modules)]
+    names += [tensor.name for tensor in inputs.extraction.experts]
+    if again_fp8 or any(inputs.base[name].dtype == "F32" for name in names):
         return None
     if inputs.sets_residual:
         return 1.0

@@ -2,29 +2,33 @@
 
 A weight in bf16, fp16 or fp32 stays in its dtype: base + B A, rounded once, or with the update rounded before, as
 extraction.json says of the release (`rounding`); then the residual's elements are set. A weight in FP8 becomes bf16,
-or FP8 again with a new scale for each block. Modules that the adapter holds whole take the place of the base's.
+or FP8 again with a new scale for each block. Where experts in MXFP4 are merged, all of those become bf16. Modules that
+the adapter holds whole take the place of the base's.
 
 It refuses a base that lacks a module, or has it in another shape.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
+from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
+from publisher.checkpoints.converting_reader import Conversion
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.mxfp4_reader import stored_names
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction
 from publisher.records.filenames import RESIDUAL
 
 
@@ -66,26 +70,58 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     """
     _require_places(inputs)
     found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(inputs))
+    if any(inputs.base[tensor.name].mxfp4 for tensor in inputs.extraction.experts):
+        found |= _unpacked(inputs)
     for module in inputs.extraction.modules:
-        found |= _weight(inputs, module, again_fp8=again_fp8)
+        name, load = f"{module.name}.weight", partial(merged_weight, inputs, module)
+        found |= _stored(name, inputs.base[name], load, again_fp8=again_fp8)
+    for tensor in inputs.extraction.experts:
+        load = partial(merged_experts, inputs, tensor)
+        found |= _stored(tensor.name, inputs.base[tensor.name], load, again_fp8=again_fp8)
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
-    return {_stored(name, inputs.base): replacement for name, replacement in found.items()}
+    return _by_stored_names(found, inputs)
 
 
-def _stored(name: str, headers: Mapping[str, TensorHeader]) -> str:
-    """Return the name in the base's file of a tensor that the model class may call otherwise."""
-    return (headers[name].stored or name) if name in headers else name
+def _by_stored_names(found: Mapping[str, Replacement | None], inputs: MergeInputs) -> dict[str, Replacement | None]:
+    """Return what is replaced by the names, and in the parts, that the base's files have."""
+
+    @lru_cache(maxsize=1)  # parts lie beside each other in the files
+    def reverted(conversion: Conversion) -> dict[str, torch.Tensor]:
+        names = [name for name, header in inputs.base.items() if header.conversion is conversion]
+        return conversion.reverted({name: _loaded(found.get(name), name, inputs) for name in names})
+
+    stored: dict[str, Replacement | None] = {}
+    for name, replacement in found.items():
+        header = inputs.base.get(name)
+        if header is None or header.conversion is None:
+            stored[(header.stored or name) if header else name] = replacement
+            continue
+        for part in header.conversion.parts:
+            load = partial(_part, reverted, header.conversion, part.name)
+            stored[part.name] = Replacement(part.header.dtype, part.header.shape, load)
+    return stored
+
+
+def _loaded(replacement: Replacement | None, name: str, inputs: MergeInputs) -> torch.Tensor:
+    return replacement.load() if replacement else inputs.base_reader.read(name)
+
+
+def _part(
+    reverted: Callable[[Conversion], Mapping[str, torch.Tensor]], conversion: Conversion, name: str
+) -> torch.Tensor:
+    return reverted(conversion)[name].contiguous()
 
 
 def _require_places(inputs: MergeInputs) -> None:
-    shapes = {f"{module.name}.weight": module.shape for module in inputs.extraction.modules}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{module.name}.weight": module.shape for module in inputs.extraction.modules
+    } | {tensor.name: tensor.shape for tensor in inputs.extraction.experts}
     there = {name: inputs.base[name] for name in shapes.keys() & inputs.base.keys()}
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
     problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
     problems += [f"{name} is in {h.dtype}, without scales" for name, h in there.items() if h.dtype not in LORA_DTYPES]
-    problems += [f"{name} is stored in parts" for name, h in there.items() if h.conversion is not None]
     if problems:
         raise MergeError(
             f"the base has no place for the adapter:\n{listed(problems)}\n",
@@ -102,12 +138,28 @@ def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]
             yield header.scale.name, None
 
 
-def _weight(
-    inputs: MergeInputs, module: ModuleExtraction, *, again_fp8: bool
+def _unpacked(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
+    """Yield every tensor that is in MXFP4 in bf16: merged experts cannot be, and config.json has one format."""
+    for name, header in inputs.base.items():
+        if header.mxfp4 is not None:
+            yield from _in_place_of_mxfp4(name, header, partial(inputs.base_reader.read, name))
+
+
+def _in_place_of_mxfp4(
+    name: str, header: TensorHeader, load: Callable[[], torch.Tensor]
 ) -> Iterator[tuple[str, Replacement | None]]:
-    name = f"{module.name}.weight"
-    header = inputs.base[name]
-    load = partial(merged_weight, inputs, module)
+    blocks, scales = stored_names(name)
+    yield blocks, Replacement(header.dtype, header.shape, load, name)
+    yield scales, None
+
+
+def _stored(
+    name: str, header: TensorHeader, load: Callable[[], torch.Tensor], *, again_fp8: bool
+) -> Iterator[tuple[str, Replacement | None]]:
+    """Yield what takes the place of a tensor that is merged, and of its scales where it is quantised."""
+    if header.mxfp4 is not None:
+        yield from _in_place_of_mxfp4(name, header, load)
+        return
     if header.scale is None or not again_fp8:
         yield name, Replacement(header.dtype, header.shape, load)
         return
@@ -128,6 +180,17 @@ def merged_weight(inputs: MergeInputs, module: ModuleExtraction) -> torch.Tensor
     if inputs.sets_residual and f"{module.name}.index" in inputs.adapter:
         index, value = (inputs.adapter_reader.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)
+    return weight
+
+
+def merged_experts(inputs: MergeInputs, tensor: ExpertTensor) -> torch.Tensor:
+    """Return a parameter of experts with the adapter in it, in the base's dtype, as PEFT merges it."""
+    weight = inputs.base_reader.read(tensor.name)
+    a, b = (inputs.adapter_reader.read(key) for key in tensor.keys)
+    b, a = unpacked(tensor, a=a, b=b)
+    for matrix, left, right in zip(weight.reshape(-1, *tensor.matrix), b, a, strict=True):
+        product = left.float() @ right.float()
+        matrix.copy_(merged(base=matrix, product=product, dtype=weight.dtype, arithmetic="update rounded first"))
     return weight
 
 

@@ -17,17 +17,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """How one parameter is made of stored tensors.
+class Part:
+    """A stored tensor that parameters are made of.
 
     Attributes:
-        parts: of each stored tensor the converter's pattern, its name and its header, in the converter's order.
+        name: in the file.
+        renamed: what the class would call it, if it were not converted.
+        pattern: of the converter, which it matches.
+        header: of the tensor.
+    """
+
+    name: str
+    renamed: str
+    pattern: str
+    header: TensorHeader
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversion:
+    """How parameters are made of stored tensors.
+
+    Attributes:
+        parts: the stored tensors, in the converter's order.
         converter: transformers' WeightConverter, without tensors.
         config: of the model.
         first: the parameter that the converter is called by; it may make several of the same tensors.
     """
 
-    parts: tuple[tuple[str, str, TensorHeader], ...]
+    parts: tuple[Part, ...]
     converter: Any
     config: Any
     first: str
@@ -35,17 +52,30 @@ class Conversion:
     def converted(self, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """Return the parameters, by name, that the converter makes of the stored tensors, by name."""
         converter = deepcopy(self.converter)
-        for pattern, name, _ in self.parts:
-            converter.add_tensor(self.first, name, pattern, tensors[name])
-        made = converter.convert(self.first, model=None, config=self.config)
-        return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+        for part in self.parts:
+            converter.add_tensor(self.first, part.name, part.pattern, tensors[part.name])
+        return _alone(converter.convert(self.first, model=None, config=self.config))
+
+    def reverted(self, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """Return the stored tensors, by name, of which all of these parameters, by name, are made."""
+        converter = self.converter.reverse_transform()
+        keys = dict[str, str]()
+        for name, parameter in parameters.items():
+            keys[name], pattern = converter.rename_source_key(name)
+            converter.add_tensor(keys[name], name, pattern, parameter)
+        made = _alone(converter.convert(keys[self.first], model=None, config=self.config))
+        return {part.name: made[part.renamed] for part in self.parts}
+
+
+def _alone(made: "Mapping[str, list[torch.Tensor] | torch.Tensor]") -> "dict[str, torch.Tensor]":
+    return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
 
 
 def parts_of(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Return the headers with the stored parts in the place of the parameters that are made of them."""
     plain = {name: header for name, header in headers.items() if header.conversion is None}
     made = (header.conversion for header in headers.values() if header.conversion is not None)
-    return plain | {name: part for conversion in made for _, name, part in conversion.parts}
+    return plain | {part.name: part.header for conversion in made for part in conversion.parts}
 
 
 class ConvertingReader:
@@ -66,7 +96,7 @@ class ConvertingReader:
         conversion = self._conversions.get(name)
         if conversion is None:
             return self._reader.read(name)
-        return conversion.converted({part: self._reader.read(part) for _, part, _ in conversion.parts})[name]
+        return conversion.converted({part.name: self._reader.read(part.name) for part in conversion.parts})[name]
 
     def blocks(self, name: str, elements: int) -> "Iterator[torch.Tensor]":
         """Return the tensor flat, in blocks of `elements` elements, of which the last may be shorter."""

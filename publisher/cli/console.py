@@ -129,7 +129,10 @@ def _summary_row(label: str, summary: ExtractionSummary) -> tuple[str, ...]:
     layers = f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-"
     error = percents((summary.relative_error.min, summary.relative_error.median, summary.relative_error.max))
     adapter = size(summary.adapter.size)
-    return label, count(summary.linears), layers, error, percent(summary.exact_share), adapter
+    linears = count(summary.linears)
+    if summary.experts is not None:
+        linears += f" + {count(summary.experts.changed)} experts"
+    return label, linears, layers, error, percent(summary.exact_share), adapter
 
 
 def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:
@@ -180,7 +183,11 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
 
 def show_merged(done: Merged, console: Console) -> None:
     """Show what the merged checkpoint is, and how near to the released one."""
-    _say(f"{done.folder}: {done.linears} linears merged; {done.shards} files of weights, {size(done.size)}", console)
+    experts = f" and {done.experts} parameters of experts" if done.experts else ""
+    _say(
+        f"{done.folder}: {done.linears} linears{experts} merged; {done.shards} files of weights, {size(done.size)}",
+        console,
+    )
     if done.carried:
         _say(f"replaced whole: {done.carried} modules", console)
     if done.released:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from publisher.extraction.expert_parameters import wrappable_parameters
+from publisher.extraction.modules_to_save import module_of
+
 if TYPE_CHECKING:
     from publisher.adapters.class_names import ClassNames
 
@@ -26,6 +29,8 @@ class Structure:
         shapes: (out, in) of each linear module's weight, however it is stored.
         kinds: of each module the name of its class, as `Linear` or `MixtralExperts`.
         names: what the class calls the tensors of a checkpoint.
+        wrappable: parameters that are linear weights and no module's, such as stacked experts; for each, whether its
+            matrices are stored as (in, out).
     """
 
     model_class: str
@@ -37,6 +42,7 @@ class Structure:
     shapes: Mapping[str, tuple[int, int]]
     kinds: Mapping[str, str]
     names: "ClassNames"
+    wrappable: Mapping[str, bool]
 
 
 def structure_of(model_class: str, folder: Path) -> Structure:
@@ -71,6 +77,11 @@ def structure_of(model_class: str, folder: Path) -> Structure:
         | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
         kinds={name: type(module).__name__ for name, module in modules.items()},
         names=ClassNames.of(model),
+        wrappable={
+            name: transposed
+            for name, transposed in wrappable_parameters(model).items()
+            if not _is_refused(model, module_of(name))
+        },
     )
 
 

@@ -135,12 +135,15 @@ def test_modules_of_mamba_that_peft_refuses_are_named_before_the_arithmetic_and_
     assert function.ratio < 0.05
 
 
-def test_experts_that_the_class_holds_fused_are_named_with_their_share(make_pair: MakePair) -> None:
+def test_experts_that_the_class_holds_fused_become_a_lora_of_its_parameter(make_pair: MakePair) -> None:
     pair = make_pair("Qwen3Moe", rf"{ATTENTION}|experts\.1\.up_proj")
-    message = refused(pair)
-    assert message.startswith("source and base differ in 2 tensors that a LoRA cannot carry:\n")
-    expected = r"layers\.0\.mlp\.experts\.gate_up_proj \(.*, BF16\), [\d.]+% of the update, in a Qwen3MoeExperts\n"
-    assert re.search(expected, message)
+    extraction = pair.extracted()
+    assert [tensor.name for tensor in extraction.experts] == [
+        f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in (0, 1)
+    ]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
 
 
 def fuse_experts(pair: Pair) -> None:
@@ -159,15 +162,19 @@ def fuse_experts(pair: Pair) -> None:
         pair.change(fuse, side=side)
 
 
-def test_fused_experts_are_named_with_their_share_and_may_be_left_out(make_pair: MakePair) -> None:
+def test_fused_experts_are_adapted_each_at_its_rank_and_may_be_left_out(make_pair: MakePair) -> None:
     pair = make_pair("Qwen3_5MoeText", r"self_attn\.q_proj|experts\.\d\.down_proj")
     fuse_experts(pair)
-    message = refused(pair)
-    assert re.search(
-        r"  model\.layers\.1\.mlp\.experts\.down_proj \(4x32x16, BF16\), \d+\.\d\d% of the update", message
-    )
+    extraction = pair.extracted()
+    first, second = extraction.experts
+    assert (first.name, first.shape) == ("model.layers.0.mlp.experts.down_proj", (4, 32, 16))
+    assert [found.rank for found in (*first.experts, *second.experts)] == 8 * [RANK]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
     extraction = pair.extracted(ignore=["*.experts.down_proj"])
     assert sum(left.share or 0 for left in extraction.summary.left_out) > 0.5
+    assert extraction.experts == ()
 
 
 def test_fused_experts_can_be_carried_whole(make_pair: MakePair) -> None:

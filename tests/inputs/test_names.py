@@ -183,12 +183,9 @@ def test_weight_norm_in_its_earlier_spelling_is_the_same(tmp_path: Path, monkeyp
     assert extraction.modules[0].name == "wav2vec2.encoder.layers.0.attention.q_proj"
 
 
-def test_a_router_that_is_no_linear_module_is_named_with_what_holds_it(make_pair: MakePair) -> None:
-    pair = make_pair("Qwen3Moe", rf"{QUERY}|mlp\.gate\.")
-    with pytest.raises(ExtractionError) as raised:
-        pair.extracted()
-    assert "  model.layers.0.mlp.gate.weight (4x32, BF16), " in str(raised.value)
-    assert ", in a Qwen3MoeTopKRouter\n" in str(raised.value)
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """They are the same but for a rounding of some elements."""
+    return bool((ours.float() - theirs.float()).norm() < 0.005 * theirs.float().norm())
 
 
 def test_a_merge_writes_the_names_of_the_bases_files(make_pair: MakePair) -> None:
@@ -202,4 +199,19 @@ def test_a_merge_writes_the_names_of_the_bases_files(make_pair: MakePair) -> Non
     changed = [name for name in ours if not torch.equal(ours[name], load_file(pair.base / "model.safetensors")[name])]
     assert changed == ["h.0.attn.c_attn.weight", "h.1.attn.c_attn.weight"]
     for name in changed:
-        assert (ours[name] == theirs[f"transformer.{name}"]).float().mean() > 0.7
+        assert near(ours[name], theirs[f"transformer.{name}"])
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3Moe", "Mixtral"])
+def test_a_merge_writes_experts_one_by_one_where_the_base_has_them_so(make_pair: MakePair, architecture: str) -> None:
+    make_pair(architecture, r"experts\.[02]\.")
+    Path("m.yaml").write_text(new_manifest(base="base", tuned="source"))
+    run(Run(Path("m.yaml"), Path("dist"), device="cpu", last="extract"), silent)
+    merge(Request(Path("m.yaml"), Path("dist"), None, Path("merged")), silent)
+    ours, theirs, base = (load_file(Path(folder) / "model.safetensors") for folder in ("merged", "source", "base"))
+    assert ours.keys() == base.keys()
+    changed = {name for name in ours if not torch.equal(ours[name], base[name])}
+    assert changed == {name for name in theirs if not torch.equal(theirs[name], base[name])}
+    assert len(changed) == 2 * 2 * 3
+    for name in changed:
+        assert near(ours[name], theirs[name])
