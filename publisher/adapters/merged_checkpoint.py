@@ -108,7 +108,10 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
 
 def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
     """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
-    if again_fp8 or any(inputs.base[f"{module.name}.weight"].dtype == "F32" for module in inputs.extraction.modules):
+    modules = inputs.extraction.modules
+    if again_fp8 or any(inputs.base[f"{module.name}.weight"].dtype == "F32" for module in modules):
+        return None
+    if any(module.arithmetic and module.arithmetic.merged_in != module.arithmetic.rounded_to for module in modules):
         return None
     if inputs.sets_residual:
         return 1.0

@@ -22,6 +22,7 @@ from publisher.adapters.structure_checks import factor_shapes, require_no_proble
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.pair_job import PairJob
+from publisher.numerics.merge_arithmetic import as_merged
 from publisher.numerics.merge_quality import merge_quality
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
@@ -134,11 +135,13 @@ class Checking(PairJob[Claim, _Checked]):
 def _checked(claim: Claim, *, base: torch.Tensor, tuned: torch.Tensor) -> _Checked:
     module, problems = claim.module, list[str]()
     a, b = claim.a.to(base.device), claim.b.to(base.device)
+    base, tuned = as_merged(base=base, tuned=tuned, arithmetic=module.arithmetic)
     if module.recovery:
         safe = module.recovery.arithmetic == "update rounded first"
-        merged = merged_by_peft(base.to(tuned.dtype), b=b, a=a, safe=safe)
+        merged = merged_by_peft(base, b=b, a=a, safe=safe).to(tuned.dtype)
         problems += _merge_problems(claim, module.recovery, merged=merged, tuned=tuned)
-    found = merge_quality(base=base, tuned=tuned, b=b, a=a)
+    roundings = module.arithmetic.roundings if module.arithmetic else "one rounding"
+    found = merge_quality(base=base, tuned=tuned, b=b, a=a, arithmetic=roundings)
     exact = found.exact_elements / math.prod(module.shape)
     differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
     if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too

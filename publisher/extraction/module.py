@@ -21,17 +21,19 @@ from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.engines.io_threads import WriteBehind
-from publisher.errors import ExtractionError, counted
+from publisher.errors import ExtractionError
+from publisher.extraction.judged_merge import JudgedMerge, judge_merge
 from publisher.extraction.module_cache import ModuleCache
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics.delta import delta_of, row_blocks, squared_norm
+from publisher.numerics.delta import row_blocks
 from publisher.numerics.exact_recovery import MergedWeight, recover_exactly
 from publisher.numerics.interval_fit import OnIteration, ignore_iterations
+from publisher.numerics.intervals import Arithmetic
 from publisher.numerics.merge_quality import merge_quality
-from publisher.numerics.noise import expected_error, rounding_noise
-from publisher.numerics.svd import Decomposition, decompose, factors_of
+from publisher.numerics.noise import expected_error
+from publisher.numerics.svd import Decomposition, factors_of
 from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
 from publisher.records.progress import Progress
 
@@ -89,9 +91,10 @@ def extract_modules(
 
 @dataclass(frozen=True, slots=True)
 class Extracting(PairJob[TensorPair, Factors]):
-    """Reads both weights of a module and takes its factors out."""
+    """Reads both weights of a module and takes its factors out; `known` as for `extract_module`."""
 
     settings: AdapterSettings
+    known: Arithmetic | None = None
 
     def label(self, unit: TensorPair) -> str:
         """Return the progress label of a weight."""
@@ -111,7 +114,7 @@ class Extracting(PairJob[TensorPair, Factors]):
         with readers_of(self.snapshots, [pair]) as readers:
             base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
-        return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self.settings)
+        return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +127,14 @@ class _Weights:
     steps: Tensor | None
 
 
-def _extract_on(device: torch.device, weights: _Weights, settings: AdapterSettings, report: Report) -> Factors:  # noqa: PLR0917 - bound in front
+def _extract_on(device: torch.device, weights: _Weights, job: Extracting, report: Report) -> Factors:  # noqa: PLR0917 - bound in front
     label = f"extracting {weights.name}"
     return extract_module(
         weights.name,
         base=weights.base.to(device),
         tuned=weights.tuned.to(device),
-        settings=settings,
+        settings=job.settings,
+        known=job.known,
         steps=None if weights.steps is None else weights.steps.to(device),
         on_iteration=lambda iteration, share: report(f"{label}: {share:.3%} exact after {iteration} iterations"),
     )
@@ -161,6 +165,7 @@ def extract_module(
     tuned: Tensor,
     settings: AdapterSettings,
     steps: Tensor | None = None,
+    known: Arithmetic | None = None,
     on_iteration: OnIteration = ignore_iterations,
 ) -> Factors:
     """Take the factors out of one changed linear weight, with their figures; a pure function of its arguments.
@@ -172,6 +177,7 @@ def extract_module(
         settings: the adapter's method, rank and dtype, and whether a residual is asked for.
         steps: distances between neighbouring values of a quantisation of either side, float32 (m, n), where there is
             one.
+        known: the roundings of the merge, where they are known; else they are found, and the dtypes of the merge.
         on_iteration: called after each iteration of the exact method with the share that lies inside.
 
     Returns:
@@ -180,21 +186,17 @@ def extract_module(
     Raises:
         ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
-    delta = delta_of(base=base, tuned=tuned)
-    norm = math.sqrt(squared_norm(delta))
-    if not math.isfinite(norm):
-        _require_finite(name, base=base, tuned=tuned)
-    weight = MergedWeight(name, base, tuned, delta, rounding_noise(tuned, name=name, steps=steps))
     rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
-    svd = decompose(delta, rank=rank, threshold=weight.noise.threshold, name=name)
+    judged = judge_merge(name, base=base, tuned=tuned, rank=rank, steps=steps, known=known)
+    weight, svd = judged.weight, judged.svd
     if settings.method == "exact":
         found = _recovered(weight, svd, settings=settings, on_iteration=on_iteration)
     else:
         found = _Found(svd, *factors_of(svd, ADAPTER_DTYPES[settings.dtype]))
     try:
-        figures = _figures(weight, found, norm=norm)
+        figures = _figures(judged, found)
     except ValidationError:  # of a record, whose figures are finite
-        raise _overflow(name, norm / math.sqrt(tuned.numel())) from None
+        raise _overflow(name, judged.norm / math.sqrt(tuned.numel())) from None
     return Factors(found.b.cpu(), found.a.cpu(), figures, found.residual)
 
 
@@ -229,8 +231,8 @@ def _recovered(
     return _Found(exact.svd, exact.b, exact.a, recovery, residual)
 
 
-def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigures:
-    """Return the figures of a module; `norm` is the Frobenius norm of its delta."""
+def _figures(judged: JudgedMerge, found: _Found) -> ModuleFigures:
+    weight, norm = judged.weight, judged.norm
     rows, columns = weight.tuned.shape
     elements = weight.tuned.numel()
     svd, noise = found.svd, weight.noise
@@ -240,8 +242,9 @@ def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigur
     is_doubtful = svd.sigma_next is not None and (
         svd.sigma_next > noise.threshold or sigma_r < _FULL_GAP * noise.threshold
     )
-    unchanged = sum(int((weight.delta[block] == 0).count_nonzero()) for block in row_blocks(weight.delta))
-    quality = merge_quality(base=weight.base, tuned=weight.tuned, b=found.b, a=found.a, delta=weight.delta)
+    quality = merge_quality(
+        base=weight.base, tuned=weight.tuned, b=found.b, a=found.a, delta=weight.delta, arithmetic=weight.roundings
+    )
     return ModuleFigures(
         name=weight.name.removesuffix(".weight"),
         shape=(rows, columns),
@@ -258,11 +261,18 @@ def _figures(weight: MergedWeight, found: _Found, *, norm: float) -> ModuleFigur
         noise_edge=noise.threshold,
         update_rms=norm / math.sqrt(elements),
         exact_share=quality.exact_elements / elements,
-        unchanged_share=unchanged / elements,
+        unchanged_share=_unchanged(weight) / elements,
         rank_at_least=is_doubtful,
         recovery=found.recovery,
         spectrum=tuple(svd.s[[place - 1 for place in spectrum_places(svd.rank)]].tolist()),
+        arithmetic=judged.arithmetic,
     )
+
+
+def _unchanged(weight: MergedWeight) -> int:
+    """Count the elements that the base has too, once it is cast to the dtype of the tuned weight."""
+    blocks = row_blocks(weight.tuned)
+    return sum(int((weight.tuned[rows] == weight.base[rows].to(weight.tuned.dtype)).count_nonzero()) for rows in blocks)
 
 
 def _overflow(name: str, update_rms: float) -> ExtractionError:
@@ -270,18 +280,5 @@ def _overflow(name: str, update_rms: float) -> ExtractionError:
         f"{name} holds values so large that the arithmetic overflows; "
         f"its update has a root mean square of {update_rms:.3g}",
         expected="weights of a model that was trained",
-        next_step="check that checkpoint; it is damaged or its training diverged",
-    )
-
-
-def _require_finite(name: str, *, base: Tensor, tuned: Tensor) -> None:
-    sides = {"source": tuned, "base": base.to(tuned.dtype)}
-    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
-        return
-    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
-    raise ExtractionError(
-        f"{name} holds NaN or infinity: "
-        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
-        expected="finite weights",
         next_step="check that checkpoint; it is damaged or its training diverged",
     )

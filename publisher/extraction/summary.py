@@ -16,6 +16,7 @@ from publisher.records.extraction import (
     APPROXIMATE,
     PLATEAU,
     Carried,
+    CountedArithmetic,
     Extraction,
     ExtractionSummary,
     LeftOut,
@@ -82,7 +83,14 @@ def summarise(
         exact_share_modules=_spread(module.exact_share for module in modules),
         recovery=_recovery(modules, residual),
         exports=exports,
+        merge_arithmetic=_arithmetics(modules),
     )
+
+
+def _arithmetics(modules: Sequence[ModuleExtraction]) -> tuple[CountedArithmetic, ...]:
+    """Return the ways in which modules were merged that were not the usual one, the most frequent first."""
+    found = Counter(module.arithmetic for module in modules if module.arithmetic is not None)
+    return tuple(CountedArithmetic(**dict(way), modules=modules) for way, modules in found.most_common())
 
 
 def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) -> RecoverySummary | None:

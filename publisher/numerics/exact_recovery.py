@@ -37,10 +37,11 @@ class MergedWeight:
 
     Attributes:
         name: the tensor's name, which seeds the arithmetic.
-        base: the base weight, (m, n), any float dtype.
+        base: the base weight, (m, n), in the dtype that it was merged in.
         tuned: the weight of the merged fine-tune, (m, n), bfloat16 or float16.
         delta: `delta_of` the two, float32 (m, n).
-        noise: of one rounding.
+        noise: of the roundings.
+        roundings: those that what a fit leaves shows, or the usual one where it shows nothing.
     """
 
     name: str
@@ -48,6 +49,7 @@ class MergedWeight:
     tuned: Tensor
     delta: Tensor
     noise: Noise
+    roundings: Arithmetic = "one rounding"
 
     def restored_share(self, *, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> float:
         """Return the share of elements that these factors restore.
@@ -161,7 +163,7 @@ def _at_svd(weight: MergedWeight, svd: Decomposition, *, dtype: torch.dtype, on_
     likelier, apart = _likelier(weight, svd)
     best = _try(weight, start, arithmetic=likelier, on_iteration=on_iteration, share_to_beat=-1.0)
     other = None
-    if best.share < REACHED:
+    if best.share < REACHED and weight.base.dtype == weight.tuned.dtype:  # PEFT rounds no update to a shorter dtype
         (unlikelier,) = (one for one in ARITHMETICS if one != likelier)
         other = _try(weight, start, arithmetic=unlikelier, on_iteration=on_iteration, share_to_beat=best.share)
         if other.share > best.share:
@@ -216,6 +218,8 @@ def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, boo
 
     A delta that is rounded first adds the noise of its own steps, step^2 / 12 an element, to that of the sum.
     """
+    if weight.roundings == "update rounded first":
+        return weight.roundings, True
     first_rounding = 0.0
     for block in row_blocks(weight.tuned):
         delta = delta_of(base=weight.base[block], tuned=weight.tuned[block])
@@ -224,7 +228,7 @@ def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, boo
     absorbed = expected_error(1.0, shape=(rows, columns), rank=svd.rank)
     once = weight.noise.norm * absorbed
     twice = math.hypot(weight.noise.norm, math.sqrt(first_rounding)) * absorbed
-    apart = twice > TOLD_APART * once
+    apart = weight.base.dtype == weight.tuned.dtype and twice > TOLD_APART * once
     if apart and abs(svd.misfit - twice) < abs(svd.misfit - once):
         return "update rounded first", apart
     return "one rounding", apart

@@ -93,7 +93,11 @@ def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
     if module.spectrum:
         yield "spectrum", f"{spectrum_bar(module)} (logarithmic, from the noise edge up)"
     yield "update", f"rms {module.update_rms:.3g}; {_percent(module.unchanged_share)} of the weights unchanged"
-    yield "bit for bit", f"{_percent(module.exact_share)} of the weights, merged and rounded once"
+    how = "merged and rounded once" if module.arithmetic is None else "merged as the release was"
+    yield "bit for bit", f"{_percent(module.exact_share)} of the weights, {how}"
+    if found := module.arithmetic:
+        cast = f", then cast to {found.rounded_to}" if found.merged_in != found.rounded_to else ""
+        yield "merge", f"in {found.merged_in}{cast}; {found.roundings}"
 
 
 def _percent(share: float) -> str:
