@@ -13,7 +13,7 @@ demo: $(VENV)/.ready
 	$(BIN)/publish demo
 
 # Each file's tests go to one of two processes, those on Ray to one of them, in the order that tests/conftest.py gives.
-BOTH := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+BOTH := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ROOMS := $(filter-out %.py tests/api tests/attacks tests/browser tests/hub tests/integration tests/inputs \
 	tests/loaders tests/pipeline tests/releases \
 	%_bad tests/golden %__pycache__,$(wildcard tests/*)) tests/test_errors.py

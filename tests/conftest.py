@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from publisher.cli.demo.checkpoints import Pair, make_demo, make_pairs
 from publisher.pipeline.run import Run, run
@@ -23,6 +24,8 @@ from publisher.records.files import packaged_folder
 from publisher.records.progress import silent
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from tests.clusters import Machines
 
 # The matrices of the tests are small: threads would only wait for each other. Read by torch when it is imported.
@@ -51,8 +54,12 @@ _SMALL_EXPECTED = (
 )
 
 
+# Their tests share one Ray cluster, and so one worker.
+ON_RAY = ("tests/integration/test_on_ray.py", "tests/integration/test_engines.py")
+
 # The files that take longest: they begin first, so that no worker is left alone with one at the end.
 LONGEST = (
+    *ON_RAY,
     "tests/integration/test_release.py",
     "tests/integration/test_documented_commands.py",
     "tests/attacks/test_bit_flips.py",
@@ -74,18 +81,25 @@ LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this very hook
+class _FileByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each file to one worker: a module's fixtures are made once. pytest-xdist's own groups need pytest 9.0."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if file in ON_RAY else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> _FileByFile:
+    """Return what spreads the tests over the workers."""
+    return _FileByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one worker, what needs the Ray cluster to one as well, and begin with what takes longest."""
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Begin with what takes longest."""
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    if item.get_closest_marker("ray"):
-        return -1
     file = item.nodeid.partition("::")[0]
     return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 

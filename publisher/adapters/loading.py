@@ -13,7 +13,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
 from publisher.adapters.peft_files import KEY_PREFIX
+from publisher.adapters.wrappers import applies_to_parameters, stand_in_parameters, wrapper_keys, wrapper_problems
 from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
-from publisher.border.modelconfig import bounded_config, bounded_modules, fp8_quantisation
+from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers
 from publisher.errors import PublisherError, ValidationError, shown
-from publisher.records.extraction import ModuleExtraction
+from publisher.records.extraction import ExpertTensor, ModuleExtraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 
 
@@ -63,7 +64,12 @@ class AdapterLocation:
 
 
 def loading_problems(
-    model_class: str, modules: Sequence[ModuleExtraction], *, config: Path, adapter: AdapterLocation
+    model_class: str,
+    modules: Sequence[ModuleExtraction],
+    *,
+    config: Path,
+    adapter: AdapterLocation,
+    experts: Sequence[ExpertTensor] = (),
 ) -> list[str]:
     """Return what keeps PEFT from putting every tensor of the file into the model, and nothing else, at scaling 1.
 
@@ -72,6 +78,7 @@ def loading_problems(
         modules: that the adapter is for.
         config: the folder with the base's config.json.
         adapter: of any origin.
+        experts: the parameters of experts that the adapter is for.
 
     Returns:
         A line for each problem.
@@ -81,7 +88,9 @@ def loading_problems(
     """
     shapes = {module.name: module.shape for module in modules}
     loaded, problems = load_on_config(model_class, shapes, config=config, adapter=adapter)
-    return problems + (list(_scaling_problems(loaded)) if loaded is not None else [])
+    if loaded is None:
+        return problems
+    return [*problems, *_scaling_problems(loaded), *wrapper_problems(loaded, experts)]
 
 
 def load_on_config(
@@ -110,6 +119,7 @@ def load_on_config(
     lost = stand_in(model, shapes)
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
+    stand_in_parameters(model, reduced(read_json(adapter.config)).fields.get("target_parameters", ()))
     loaded, problems = load_adapter(model, adapter, empty=True)
     tensors = load_file(adapter.weights)
     parameters = dict(_adapter_parameters(loaded))
@@ -171,7 +181,7 @@ def whole_model(model_class: str, folder: Path) -> Any:
         ValidationError: transformers has no such class, or refuses the folder.
     """
     config, found = configuration(folder), class_named(model_class)
-    if (quantisation := fp8_quantisation(read_config(folder))) is not None:
+    if (quantisation := readable_quantisation(read_config(folder))) is not None:
         config.quantization_config = quantisation
     what = f"{model_class} in {folder}"
     with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
@@ -271,7 +281,8 @@ def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -
     ):
         warnings.simplefilter("always")
         loaded = peft.PeftModel.from_pretrained(model, folder, **settings)
-    return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry)]
+    wrapped = frozenset(wrapper_keys(loaded))
+    return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry, wrapped)]
 
 
 _DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
@@ -362,6 +373,38 @@ def stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     return lost
 
 
+def parameter_keys(model_class: str, names: Sequence[str], *, config: Path) -> dict[str, tuple[str, str]]:
+    """Return under which names PEFT saves the factors of these parameters, from a fresh wrapper without weights.
+
+    Wrappers of two parameters of one module nest, so that each name depends on all of them.
+
+    Args:
+        model_class: a class of transformers.
+        names: full names of parameters, all that the adapter is for.
+        config: the folder with the base's config.json.
+
+    Returns:
+        The keys of A and B in the adapter's file, by parameter.
+
+    Raises:
+        ValidationError: transformers has no such class, or PEFT takes no LoRA for one of these parameters.
+    """
+    model = empty_model(model_class, configuration(config))
+    settings = peft.LoraConfig(r=1, target_modules=[], target_parameters=list(names))
+    with _one_error(f"PEFT cannot wrap these parameters of {model_class}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
+    keys = wrapper_keys(wrapped)
+    lost = [name for name in names if name not in keys]
+    if lost:
+        raise ValidationError(
+            f"PEFT takes no LoRA for {', '.join(lost[:4])} of {model_class}",
+            expected="parameters of the class's own modules",
+            next_step="name them under adapter.ignore to leave them out knowingly",
+        )
+    return {name: keys[name] for name in names}
+
+
 def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
     if parameter.is_meta:
         yield f"{name} was left on the meta device"
@@ -375,10 +418,14 @@ def _scaling_problems(loaded: Any) -> Iterator[str]:
             yield f"{name.removeprefix(KEY_PREFIX)} has scaling {layer.scaling['default']} instead of 1"
 
 
-def _is_complaint(entry: warnings.WarningMessage) -> bool:
+def _is_complaint(entry: warnings.WarningMessage, wrapped: Collection[str]) -> bool:
     # Of a linear module beside Conv1D, PEFT remarks that it decides the orientation by the module's class: rightly.
     orientation = str(entry.message).startswith("fan_in_fan_out is set to True but")
-    return issubclass(entry.category, UserWarning | RuntimeWarning) and not orientation
+    return (
+        issubclass(entry.category, UserWarning | RuntimeWarning)
+        and not orientation
+        and not applies_to_parameters(entry, wrapped)
+    )
 
 
 def _one_line(message: object) -> str:

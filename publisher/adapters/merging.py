@@ -8,12 +8,13 @@ or FP8 again with a new scale for each block. Modules that the adapter holds who
 It refuses a base that lacks a module, or has it in another shape.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
@@ -25,7 +26,7 @@ from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import Extraction, ModuleExtraction, Roundings
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings
 from publisher.records.filenames import RESIDUAL
 
 
@@ -68,7 +69,11 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     _require_places(inputs)
     found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(inputs))
     for module in inputs.extraction.modules:
-        found |= _weight(inputs, module, again_fp8=again_fp8)
+        name, load = f"{module.name}.weight", partial(merged_weight, inputs, module)
+        found |= _stored(name, inputs.base[name], load, again_fp8=again_fp8)
+    for tensor in inputs.extraction.experts:
+        load = partial(merged_experts, inputs, tensor)
+        found |= _stored(tensor.name, inputs.base[tensor.name], load, again_fp8=again_fp8)
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
@@ -76,7 +81,9 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
 
 
 def _require_places(inputs: MergeInputs) -> None:
-    shapes = {f"{module.name}.weight": module.shape for module in inputs.extraction.modules}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{module.name}.weight": module.shape for module in inputs.extraction.modules
+    } | {tensor.name: tensor.shape for tensor in inputs.extraction.experts}
     there = {name: inputs.base[name] for name in shapes.keys() & inputs.base.keys()}
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
     problems += [f"{n} is {h.shape} instead of {shapes[n]}" for n, h in there.items() if h.shape != shapes[n]]
@@ -97,12 +104,10 @@ def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]
             yield header.scale.name, None
 
 
-def _weight(
-    inputs: MergeInputs, module: ModuleExtraction, *, again_fp8: bool
+def _stored(
+    name: str, header: TensorHeader, load: Callable[[], torch.Tensor], *, again_fp8: bool
 ) -> Iterator[tuple[str, Replacement | None]]:
-    name = f"{module.name}.weight"
-    header = inputs.base[name]
-    load = partial(merged_weight, inputs, module)
+    """Yield what takes the place of a tensor that is merged, and of its scales where it is in FP8 again."""
     if header.scale is None or not again_fp8:
         yield name, Replacement(header.dtype, header.shape, load)
         return
@@ -129,6 +134,17 @@ def _roundings(module: ModuleExtraction) -> Roundings:
     if module.recovery is not None:
         return module.recovery.arithmetic
     return module.arithmetic.roundings if module.arithmetic else "one rounding"
+
+
+def merged_experts(inputs: MergeInputs, tensor: ExpertTensor) -> torch.Tensor:
+    """Return a parameter of experts with the adapter in it, in the base's dtype, as PEFT merges it."""
+    weight = inputs.base_reader.read(tensor.name)
+    a, b = (inputs.adapter_reader.read(key) for key in tensor.keys)
+    b, a = unpacked(tensor, a=a, b=b)
+    for matrix, left, right in zip(weight.reshape(-1, *tensor.matrix), b, a, strict=True):
+        product = left.float() @ right.float()
+        matrix.copy_(merged(base=matrix, product=product, dtype=weight.dtype, arithmetic="update rounded first"))
+    return weight
 
 
 def _quantised(weight: torch.Tensor, scale: Scale | None) -> tuple[torch.Tensor, torch.Tensor]:

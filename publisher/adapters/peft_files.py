@@ -13,7 +13,7 @@ import torch
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import ModuleExtraction, ModuleFigures, SavedModule
+from publisher.records.extraction import ExpertTensor, ModuleExtraction, ModuleFigures, SavedModule
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -44,12 +44,13 @@ def adapter_config(
     rank: int,
     base: Checkpoint,
     carried: Sequence[SavedModule] = (),
+    experts: Sequence[ExpertTensor] = (),
 ) -> dict[str, object]:
     """Return adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
 
     With the layout `pattern`, narrower modules are named in rank_pattern and in alpha_pattern, since one without the
     other would change their scale. Where a carried module is tied to others, as an embedding table to the head, PEFT
-    is asked to keep the tie.
+    is asked to keep the tie. Parameters of experts go by their own full names, in the patterns too.
 
     Args:
         modules: of the adapter.
@@ -57,13 +58,18 @@ def adapter_config(
         rank: the adapter's `r`.
         base: that the adapter is for.
         carried: the modules that the adapter holds whole, PEFT's modules_to_save.
+        experts: the parameters of experts, PEFT's target_parameters.
 
     Returns:
         The fields by name.
     """
-    narrow = {module.name: module.rank for module in modules if module.alpha != rank}
+    alphas = {module.name: module.alpha for module in modules} | {tensor.name: tensor.alpha for tensor in experts}
+    narrow = {name: alpha for name, alpha in alphas.items() if alpha != rank}
+    wrapped = {"target_parameters": [tensor.name for tensor in experts]} if experts else {}
     tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
-    return tied | {
+    return {
+        **tied,
+        **wrapped,
         "peft_type": "LORA",
         "task_type": task_type,
         "base_model_name_or_path": base.name,
@@ -113,6 +119,7 @@ def write_adapter(
     dtype: torch.dtype,
     load: Callable[[ModuleExtraction], Factors],
     carried: Mapping[str, Planned],
+    experts: Mapping[str, Planned],
 ) -> None:
     """Write adapter_model.safetensors atomically; the same factors give the same bytes.
 
@@ -122,11 +129,12 @@ def write_adapter(
         dtype: of the factors.
         load: gives the factors of one module, when their turn to be written comes.
         carried: the tensors of `carried_keys`, by their keys.
+        experts: the tensors of `planned_experts`, by their keys.
 
     Raises:
         NoRoomError: the disk is full.
     """
-    tensors = dict(carried)
+    tensors = dict(carried) | dict(experts)
     for module in modules:
         key = KEY_PREFIX + module.name
         rows, columns = reversed(module.shape) if module.transposed else module.shape

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
+from publisher.adapters.parameters import expert_shapes
 from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.errors import ValidationError, listed
 from publisher.manifest.schema import Variant
@@ -67,6 +68,7 @@ def require_tensors(extraction: Extraction, staged: Path) -> None:
         ValidationError: naming every tensor that is missing, has no module, or is not as recorded.
     """
     expected = {key: shape for module in extraction.modules for key, shape in factor_shapes(module).items()}
+    expected |= {key: shape for tensor in extraction.experts for key, shape in expert_shapes(tensor).items()}
     every = expected.keys() | carried_keys(extraction.summary.carried).keys()
     with safe_open(staged / ADAPTER, framework="pt") as file:
         problems = [f"{key} is missing" for key in sorted(every - set(file.keys()))]
@@ -107,7 +109,11 @@ def require_loadable(variant: Variant, extraction: Extraction, *, base: Snapshot
         ValidationError: naming every module that does not load as it should.
     """
     problems = loading_problems(
-        variant.model_class, extraction.modules, config=base.folder, adapter=AdapterLocation(staged)
+        variant.model_class,
+        extraction.modules,
+        config=base.folder,
+        adapter=AdapterLocation(staged),
+        experts=extraction.experts,
     )
     require_no_problems(
         problems,

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from publisher.border.escape import for_terminal
-from publisher.errors import AuditError, HubError, PublisherError, UncheckablePatternError, listed
+from publisher.errors import AuditError, HubError, PublisherError, UncheckablePatternError, counted, listed
 from publisher.records.audit import Check
+from publisher.records.extraction import Extraction
 
 _T = TypeVar("_T")
 
@@ -68,3 +69,9 @@ def require_none(problems: Sequence[str]) -> None:
         raise AuditError(problems[0])
     if problems:
         raise AuditError(f"{len(problems)} differences:\n{listed(problems)}")
+
+
+def adapted_places(extraction: Extraction) -> str:
+    """Return what an adapter has factors for, in words: `12 modules and 4 parameters of experts`."""
+    experts = f" and {counted(len(extraction.experts), 'parameter')} of experts" if extraction.experts else ""
+    return f"{len(extraction.modules)} modules{experts}"

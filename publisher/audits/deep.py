@@ -15,7 +15,7 @@ from publisher.adapters.function_check import function_obstacle, require_functio
 from publisher.adapters.loading import quiet
 from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
-from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.versions import later
 from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
@@ -25,13 +25,23 @@ from publisher.engines.local import Local
 from publisher.errors import PublisherError, shown
 from publisher.extraction.claims import require_claims
 from publisher.extraction.comparison import Comparison, compare
+from publisher.extraction.experts import ExtractingExperts
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
 from publisher.pipeline.stages.fetch import fetch, hashed_here
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
-from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction, ModuleFigures, Roundings
+from publisher.records.extraction import (
+    ExactRecovery,
+    ExpertTensor,
+    ExpertTensorFigures,
+    Extraction,
+    MatrixFigures,
+    ModuleExtraction,
+    ModuleFigures,
+    Roundings,
+)
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.formats import percent
 from publisher.records.progress import Progress
@@ -148,15 +158,21 @@ def comparison(case: _Case) -> str:
     """Check that the tensors that differ are the modules, and that the summary comes out again."""
     extraction = case.extraction
     seen = _compared(case)
-    modules = {f"{module.name}.weight" for module in extraction.modules}
-    problems = [f"{name} differs and has no module" for name in sorted(set(seen.changed) - modules)]
-    problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.changed))]
+    modules = {f"{module.name}.weight" for module in extraction.modules} | {one.name for one in extraction.experts}
+    problems = [f"{name} differs and has no module" for name in sorted(set(seen.adapted) - modules)]
+    problems += [f"{name} has a module and does not differ" for name in sorted(modules - set(seen.adapted))]
     claimed = extraction.summary
-    residual = claimed.written.get(RESIDUAL)
-    files = {"adapter": claimed.adapter, "config": claimed.config}
-    again = summarise(extraction.modules, seen, **files, residual=residual, exports=claimed.exports)
+    again = summarise(
+        extraction.modules,
+        seen,
+        adapter=claimed.adapter,
+        config=claimed.config,
+        residual=claimed.written.get(RESIDUAL),
+        exports=claimed.exports,
+        experts=extraction.experts,
+    )
     require_none([*problems, *differences(claimed, again)])
-    return f"{len(seen.changed)} tensors differ, {seen.equal} are equal"
+    return f"{len(seen.adapted)} tensors differ, {seen.equal} are equal"
 
 
 def _compared(case: _Case) -> Comparison:
@@ -174,18 +190,38 @@ def extracted_again(case: _Case) -> str:
     """Check that every module, extracted again, has the figures that extraction.json records."""
     _require_modules(case)
     modules = {f"{module.name}.weight": module for module in case.extraction.modules}
+    experts = {tensor.name: tensor for tensor in case.extraction.experts}
     again: dict[str, ModuleFigures] = {}
+    experts_again: dict[str, ExpertTensorFigures] = {}
 
     def report(what: str) -> None:
-        case.bench.progress(what, len(again), len(modules))
+        case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
     with open_pair(base=case.base, tuned=case.tuned) as both:
         job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
-    require_none([line for name, module in modules.items() for line in _other_figures(module, again[name])])
-    return f"{len(modules)} modules extracted again give the same figures"
+        expert_job = ExtractingExperts(both.snapshots, case.variant.adapter)
+        with case.bench.engine.run(expert_job, map(both.tensors, experts), report=report) as of_experts:
+            for pair, tensor in of_experts:
+                experts_again[pair.name] = tensor.figures
+    problems = [line for name, module in modules.items() for line in _other_figures(module, again[name])]
+    problems += [line for name, tensor in experts.items() for line in _other_experts(tensor, experts_again[name])]
+    require_none(problems)
+    return f"{adapted_places(case.extraction)} extracted again give the same figures"
+
+
+def _other_experts(claimed: ExpertTensor, again: ExpertTensorFigures) -> Iterator[str]:
+    """Yield where the experts of a parameter, extracted again, have other figures."""
+    here, there = ({found.expert: found for found in tensor.experts} for tensor in (claimed, again))
+    if here.keys() != there.keys():
+        odd = shown(sorted(here.keys() ^ there.keys()))
+        yield f"{claimed.name}: the experts {odd} have figures here or there, not in both"
+    for expert in sorted(here.keys() & there.keys()):
+        name = f"{claimed.name}[{expert}]"
+        yield from _other_values(name, here[expert], there[expert])
+        yield from _other_recovery(name, here[expert].recovery, there[expert].recovery)
 
 
 def _known(extraction: Extraction) -> Roundings | None:
@@ -197,17 +233,22 @@ def _known(extraction: Extraction) -> Roundings | None:
 
 
 def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
+    yield from _other_values(claimed.name, claimed, again)
+    if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
+        yield f"{claimed.name}: spectrum is {shown(claimed.spectrum)}; it comes out as {shown(again.spectrum)}"
+    yield from _other_recovery(claimed.name, claimed.recovery, again.recovery)
+
+
+def _other_values(name: str, claimed: MatrixFigures, again: MatrixFigures) -> Iterator[str]:
+    """Yield the figures that differ, but those of spectrum and recovery."""
     elsewhere = {"alpha", "transposed", "recovery", "spectrum", "arithmetic"}  # the first two: by layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
-            yield f"{claimed.name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+            yield f"{name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
     if claimed.arithmetic != again.arithmetic:
-        yield f"{claimed.name}: arithmetic is {shown(claimed.arithmetic)}; it comes out as {shown(again.arithmetic)}"
-    if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
-        yield f"{claimed.name}: spectrum is {shown(claimed.spectrum)}; it comes out as {shown(again.spectrum)}"
-    yield from _other_recovery(claimed.name, claimed.recovery, again.recovery)
+        yield f"{name}: arithmetic is {shown(claimed.arithmetic)}; it comes out as {shown(again.arithmetic)}"
 
 
 def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:
@@ -242,7 +283,7 @@ def reconstruction(case: _Case) -> str:
         engine=case.bench.engine,
         progress=case.bench.progress,
     )
-    return f"{len(case.extraction.modules)} modules; the largest difference from a claim is {largest:.2g}"
+    return f"{adapted_places(case.extraction)}; the largest difference from a claim is {largest:.2g}"
 
 
 def _require_modules(case: _Case) -> None:
@@ -253,6 +294,10 @@ def _require_modules(case: _Case) -> None:
             header = headers.get(f"{module.name}.weight")
             if header is None or header.shape != module.shape:
                 raise UncheckedError(f"{snapshot.checkpoint.name} has no {module.name} of this shape")
+        for tensor in case.extraction.experts:
+            header = headers.get(tensor.name)
+            if header is None or header.shape != tensor.shape:
+                raise UncheckedError(f"{snapshot.checkpoint.name} has no {tensor.name} of this shape")
 
 
 def function(case: _Case) -> str:

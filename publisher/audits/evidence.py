@@ -16,25 +16,27 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
 from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
+from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.adapters.structure_checks import require_loadable, require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.chart_meaning import chart_problems
-from publisher.audits.checks import UncheckedError, checked, needed, require_none
+from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
 from publisher.checkpoints.files import MODEL_CONFIG, read_json
 from publisher.checkpoints.reading import TensorReader
-from publisher.errors import AuditError, MissingRevisionError, ValidationError, listed, shown
+from publisher.errors import AuditError, MissingRevisionError, ValidationError, counted, listed, shown
+from publisher.extraction.matrices import matrices, widest_rank
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
 from publisher.manifest.schema import Variant
 from publisher.numerics.noise import expected_error
 from publisher.records.audit import Check
 from publisher.records.checkpoint import Checkpoint, Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction, spectrum_places
+from publisher.records.extraction import ExpertTensor, Extraction, MatrixFigures, ModuleExtraction, spectrum_places
 from publisher.records.filenames import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -95,7 +97,7 @@ def evidence(adapter: Adapter) -> str:
     older = require_as_written(file, found)
     if found.path != adapter.path:
         raise AuditError(f"{EXTRACTION} is that of the variant {found.path}")
-    return f"{len(found.modules)} modules, by publisher {found.tools.publisher}{older}"
+    return f"{adapted_places(found)}, by publisher {found.tools.publisher}{older}"
 
 
 def recipe(adapter: Adapter) -> str:
@@ -127,10 +129,17 @@ def digests(adapter: Adapter) -> str:
 def recorded_config(adapter: Adapter) -> str:
     """Check that adapter_config.json is what manifest and modules give, field for field."""
     found, extraction = needed(adapter.config, ADAPTER_CONFIG), _recorded(adapter)
-    variant, modules = needed(adapter.variant, MANIFEST), needed(extraction.modules or None, "module in it")
+    variant, modules, experts = needed(adapter.variant, MANIFEST), extraction.modules, extraction.experts
+    needed(matrices(modules, experts) or None, "module in it")
     base = _pinned(variant, extraction.base)
-    carried, rank = extraction.summary.carried, max(module.rank for module in modules)
-    expected = adapter_config(modules, task_type=variant.adapter.task_type, rank=rank, base=base, carried=carried)
+    expected = adapter_config(
+        modules,
+        task_type=variant.adapter.task_type,
+        rank=widest_rank(modules, experts),
+        base=base,
+        carried=extraction.summary.carried,
+        experts=experts,
+    )
     fields = sorted(found.keys() | expected.keys())
     require_none([_difference(f, found, expected) for f in fields if found.get(f, ...) != expected.get(f, ...)])
     return f"{len(fields)} fields, as manifest and modules give them"
@@ -165,7 +174,8 @@ def recorded_tensors(adapter: Adapter) -> str:
     extraction = _recorded(adapter)
     needed(adapter.headers, ADAPTER)
     require_tensors(extraction, adapter.folder)
-    return f"{2 * len(extraction.modules)} tensors of {len(extraction.modules)} modules in {extraction.settings.dtype}"
+    tensors = 2 * (len(extraction.modules) + len(extraction.experts))
+    return f"{tensors} tensors of {adapted_places(extraction)} in {extraction.settings.dtype}"
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -175,20 +185,35 @@ def figures(adapter: Adapter) -> str:
     """Check that the summary follows from the modules, and the modules' derived figures from their own."""
     extraction = _recorded(adapter)
     modules = extraction.modules
-    if not modules:
+    if not matrices(modules, extraction.experts):
         raise AuditError(f"{EXTRACTION} lists no module")
     problems = [*summary_problems(extraction), *(line for m in modules for line in _inconsistent(m))]
+    problems += [line for tensor in extraction.experts for line in _inconsistent_experts(tensor)]
     require_none(problems)
-    return f"the summary follows from its {len(modules)} modules"
+    return f"the summary follows from its {adapted_places(extraction)}"
+
+
+def _inconsistent_experts(tensor: ExpertTensor) -> Iterator[str]:
+    if tensor.alpha < tensor.rank:
+        yield f"{tensor.name}: alpha is {tensor.alpha}; an expert has rank {tensor.rank}"
+    for found in tensor.experts:
+        yield from _inconsistent_matrix(f"{tensor.name}[{found.expert}]", found, shape=tensor.matrix)
+
+
+def _inconsistent_matrix(name: str, found: MatrixFigures, *, shape: tuple[int, int]) -> Iterator[str]:
+    if found.rank > min(shape):  # what follows would be the root of a negative number
+        yield f"{name}: rank is {found.rank}; its shape is {shown(shape)}"
+        return
+    expected = expected_error(found.rounding_floor, shape=shape, rank=found.rank)
+    if not math.isclose(found.expected_error, expected, rel_tol=_ROUNDED):
+        yield f"{name}: expected_error is {found.expected_error}; it comes out as {expected:.6g}"
+    ratio = found.fit_error / found.expected_error if found.expected_error else None
+    if (ratio is None) != (found.ratio is None) or not math.isclose(found.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
+        yield f"{name}: ratio is {found.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
 
 
 def _inconsistent(module: ModuleExtraction) -> Iterator[str]:
-    expected = expected_error(module.rounding_floor, shape=module.shape, rank=module.rank)
-    if not math.isclose(module.expected_error, expected, rel_tol=_ROUNDED):
-        yield f"{module.name}: expected_error is {module.expected_error}; it comes out as {expected:.6g}"
-    ratio = module.fit_error / module.expected_error if module.expected_error else None
-    if (ratio is None) != (module.ratio is None) or not math.isclose(module.ratio or 0, ratio or 0, rel_tol=_ROUNDED):
-        yield f"{module.name}: ratio is {module.ratio}; it comes out as {ratio and f'{ratio:.6g}'}"
+    yield from _inconsistent_matrix(module.name, module, shape=module.shape)
     values = module.spectrum
     expected_ends = (len(spectrum_places(module.rank)), module.sigma_1, module.sigma_r)
     if values and (len(values), values[0], values[-1]) != expected_ends:
@@ -206,7 +231,7 @@ def singular_values(adapter: Adapter) -> str:
     """
     extraction, pairs = _recorded(adapter), adapter.pairs()
     here = [module for module in extraction.modules if module.name in pairs and module.rank]
-    problems = []
+    problems = list[str]()
     with TensorReader(needed(adapter.headers, ADAPTER)) as reader:
         for module in here:
             b = reader.read(f"{KEY_PREFIX}{module.name}.lora_B.weight").double()
@@ -216,8 +241,24 @@ def singular_values(adapter: Adapter) -> str:
                 claimed = getattr(module, field)
                 if not math.isclose(claimed, found, rel_tol=_SPECTRUM, abs_tol=open_to):
                     problems.append(f"{module.name}: {field} is {claimed:.6g}; the factors have {found:.6g}")
+        there = [tensor for tensor in extraction.experts if set(tensor.keys) <= needed(adapter.headers, ADAPTER).keys()]
+        problems += [line for tensor in there for line in _other_singular_values(tensor, reader)]
     require_none(problems)
-    return f"those of {len(here)} modules stand in the factors"
+    experts = f" and {counted(len(there), 'parameter')} of experts" if there else ""
+    return f"those of {len(here)} modules{experts} stand in the factors"
+
+
+def _other_singular_values(tensor: ExpertTensor, reader: TensorReader) -> Iterator[str]:
+    """Yield the experts whose singular values are not those of their factors."""
+    a, b = map(reader.read, tensor.keys)
+    left, _ = unpacked(tensor, a=a, b=b)
+    for found in (found for found in tensor.experts if found.rank):
+        sigma = left[found.expert].double().square().sum(dim=0)[: found.rank]
+        open_to = found.noise_edge if found.recovery else 0.0
+        for field, value in (("sigma_1", float(sigma.max())), ("sigma_r", float(sigma.min()))):
+            claimed = getattr(found, field)
+            if not math.isclose(claimed, value, rel_tol=_SPECTRUM, abs_tol=open_to):
+                yield f"{tensor.name}[{found.expert}]: {field} is {claimed:.6g}; the factors have {value:.6g}"
 
 
 def loaders(adapter: Adapter) -> str:
@@ -359,7 +400,7 @@ def _loads_strictly(adapter: Adapter, base: Path) -> str:
         raise UncheckedError(f"transformers {transformers.__version__} has no class {variant.model_class}")
     snapshot = Snapshot(checkpoint=extraction.base, folder=base)
     require_loadable(variant, extraction, base=snapshot, staged=adapter.folder)
-    return f"PEFT loads {len(extraction.modules)} modules whole on {variant.model_class}, at scale 1"
+    return f"PEFT loads {adapted_places(extraction)} whole on {variant.model_class}, at scale 1"
 
 
 def _loads(adapter: Adapter, base: Path) -> str:

@@ -32,7 +32,7 @@ _MARKDOWN: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _ENTITY: Final = re.compile(r"[<>]|&(?=[#\w]|$)")
-_ENDS: Final = re.compile(r"^\s\s+|\s\s+$|^[^\S ]|[^\S ]$")  # one space there does nothing
+_ENDS: Final = re.compile(r"^\s\s+|\s\s+$|^[^\S ]|[^\S ]$|^ $")  # one space beside other text does nothing
 _NO_PLAIN_CODE: Final = re.compile(r"^$|[`|]|^\s|\s$")
 
 

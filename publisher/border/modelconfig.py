@@ -41,14 +41,17 @@ _FLOAT: Final = 1e38  # torch works in float32
 _POSITIONS: Final = re.compile(r"positions|(^|_)ctx$")
 
 
-def fp8_quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what transformers needs to read weights in FP8, or None where the config asks for another format or none.
+def readable_quantisation(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what transformers needs to read weights in FP8 or MXFP4, or None where the config asks for neither.
 
     Nothing else of `quantization_config` is handed on: other methods bring code of their own, and transformers reads
     the names of modules that are left as they are as patterns, so only plain names are kept.
     """
     found = config.get("quantization_config")
-    if not isinstance(found, dict) or found.get("quant_method") != "fp8":
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    if method == "mxfp4":
+        return {"quant_method": "mxfp4", "dequantize": True}
+    if not isinstance(found, dict) or method != "fp8":
         return None
     kept = {field: found[field] for field in ("activation_scheme", "fmt") if isinstance(found.get(field), str)}
     block = found.get("weight_block_size")

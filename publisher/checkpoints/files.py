@@ -1,30 +1,32 @@
 """Which files a checkpoint is made of: config.json, the weights, and their index where they are sharded.
 
-Only safetensors are read, single or sharded, found by the names transformers looks for. A repository of pickled
-weights is refused, and so is JSON that cannot be read.
+Only safetensors are read, single or sharded, found by the names transformers looks for. A folder of anything else is
+refused, by what it is (`folder_formats`), and so is JSON that cannot be read.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from publisher.border.files import read_regular
+from publisher.border.files import read_regular, read_text
 from publisher.border.json_text import parse_json_object
 from publisher.border.limits import LIMITS
+from publisher.border.names import shortened
+from publisher.checkpoints.folder_formats import folder_format
 from publisher.errors import FetchError
 from publisher.records.files import digest_of, sha256_of
 
 MODEL_CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
 def weight_entry(names: Collection[str], *, where: str) -> str:
     """Return the file that leads to the weights: `model.safetensors`, or the index of its shards.
 
     Args:
-        names: of the files that are there.
+        names: paths of the files that are there.
         where: the checkpoint, for the message.
 
     Raises:
@@ -33,13 +35,11 @@ def weight_entry(names: Collection[str], *, where: str) -> str:
     for entry in (SINGLE, INDEX):
         if entry in names:
             return entry
-    pickled = sorted(name for name in names if name.endswith(_PICKLED))
-    found = f"only {', '.join(pickled[:3])}" if pickled else "no weights"
-    raise FetchError(
-        f"{where} holds {found}",
-        expected=f"{SINGLE} or {INDEX}",
-        next_step="save the model as safetensors (save_pretrained does), and name that checkpoint",
-    )
+    found, next_step = "no weights", "save the model as safetensors (save_pretrained does), and name that checkpoint"
+    if known := folder_format(names):
+        kind, file = known
+        found, next_step = f"{kind.name} ({shortened(file)})", kind.next_step
+    raise FetchError(f"{where} holds {found}", expected=f"{SINGLE} or {INDEX}", next_step=next_step)
 
 
 def shards_of(index: Path) -> tuple[str, ...]:
@@ -72,10 +72,28 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
             expected="a folder with config.json and model.safetensors or its shards",
             next_step="correct the path in the manifest (it is relative to the folder you run publish in)",
         )
+    entry = weight_entry(_names_in(folder), where=str(folder))
     read_config(folder)
-    entry = weight_entry({file.name for file in folder.iterdir()}, where=str(folder))
     shards = shards_of(folder / INDEX) if entry == INDEX else ()
     return tuple(sorted({MODEL_CONFIG, entry, *shards}))
+
+
+def _names_in(folder: Path) -> tuple[str, ...]:
+    """Return the paths of the files in a folder and in its own folders."""
+    every = (path for pattern in ("*", "*/*") for path in folder.glob(pattern))
+    return tuple(path.relative_to(folder).as_posix() for path in islice(every, LIMITS.repository_files))
+
+
+def text_beside(folder: Path) -> Callable[[str], str | None]:
+    """Return a function that gives the text of a file in this folder, or None where there is none to be read."""
+
+    def text(name: str) -> str | None:
+        try:
+            return read_text(folder / name)
+        except OSError:
+            return None
+
+    return text
 
 
 def companions(folder: Path, checkpoint: Collection[str]) -> list[Path]:

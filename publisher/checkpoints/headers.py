@@ -11,7 +11,16 @@ from pathlib import Path
 
 from publisher.border.files import open_regular
 from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
-from publisher.checkpoints.files import INDEX, SINGLE, checkpoint_files, shards_of, weight_map
+from publisher.checkpoints.files import (
+    INDEX,
+    SINGLE,
+    checkpoint_files,
+    read_config,
+    shards_of,
+    text_beside,
+    weight_map,
+)
+from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -35,6 +44,19 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """The two tensors in which experts in MXFP4 are stored.
+
+    Attributes:
+        blocks: header of the codes, two in each byte.
+        scales: header of the exponents, one for each block of 32 codes.
+    """
+
+    blocks: "TensorHeader"
+    scales: "TensorHeader"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """What a file's header says of one tensor.
 
@@ -46,6 +68,7 @@ class TensorHeader:
         start: offset of its first byte in the file.
         stop: offset of the byte after its last.
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
+        mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
     """
 
     dtype: str
@@ -55,13 +78,15 @@ class TensorHeader:
     start: int = 0
     stop: int = 0
     scale: Scale | None = field(default=None, kw_only=True)
+    mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Return the header of every tensor of the checkpoint in this folder, sorted by name.
 
     Raises:
-        FetchError: no such folder, missing or damaged files, no tensors, or one the index names and no shard holds.
+        FetchError: no such folder, missing or damaged files, no tensors, one the index names and no shard holds, or
+            weights of a format that is not read.
     """
     if INDEX in checkpoint_files(folder):
         entry = folder / INDEX
@@ -77,6 +102,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             expected="the model's weights",
             next_step="download or save the checkpoint again",
         )
+    require_plain(headers, read_config(folder), where=str(folder), beside=text_beside(folder))
     return dict(sorted(headers.items()))
 
 

@@ -3,10 +3,15 @@
 A file of weights whose header does not describe its bytes exactly is refused.
 """
 
-from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
-from publisher.checkpoints.files import INDEX
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from publisher.border.files import read_text
+from publisher.border.safetensors_header import LENGTH_BYTES, Entry, Header, header_length, parse_header
+from publisher.checkpoints.files import INDEX, read_config
 from publisher.checkpoints.headers import TensorHeader, require_held
-from publisher.errors import FetchError
+from publisher.checkpoints.tensor_formats import Described, require_plain
+from publisher.errors import FetchError, HubError
 from publisher.hub import client as hub
 from publisher.records.checkpoint import Checkpoint, FileDigest, Snapshot
 
@@ -30,7 +35,50 @@ def streamed_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
         raise FetchError(
             f"{snapshot.checkpoint.short} holds no tensor", expected="the model's weights", next_step="correct the pin"
         )
+    _require_plain(headers, snapshot.checkpoint, config=read_config(snapshot.folder))
     return dict(sorted(headers.items()))
+
+
+def remote_entries(
+    checkpoint: Checkpoint, shards: Iterable[str], *, sizes: Mapping[str, int], config: Mapping[str, Any]
+) -> dict[str, Entry]:
+    """Return what the headers of a repository say of its tensors, which must be plain.
+
+    Args:
+        checkpoint: of the Hub.
+        shards: its files of weights.
+        sizes: bytes of each file of the repository.
+        config: its config.json.
+
+    Returns:
+        Dtype, shape and place of each tensor in its file, by name.
+
+    Raises:
+        FetchError: a file is missing, cut short or no safetensors file, or the weights are of a format that is not
+            read.
+        HubError: a file cannot be read.
+    """
+    entries: dict[str, Entry] = {}
+    for shard in shards:
+        if shard not in sizes:
+            raise FetchError(
+                f"{INDEX} of {checkpoint.short} names the shard {shard}, which is missing",
+                expected="every shard beside its index",
+                next_step="name a commit whose weights are whole",
+            )
+        entries |= read_remote_header(checkpoint, shard, size=sizes[shard]).entries
+    _require_plain(entries, checkpoint, config=config)
+    return entries
+
+
+def _require_plain(tensors: Mapping[str, Described], checkpoint: Checkpoint, *, config: Mapping[str, Any]) -> None:
+    def text(name: str) -> str | None:
+        try:
+            return read_text(hub.download(checkpoint.name, checkpoint.revision, filename=name))
+        except (HubError, OSError):
+            return None
+
+    require_plain(tensors, config, where=checkpoint.short, beside=text)
 
 
 def _file_headers(snapshot: Snapshot, file: FileDigest) -> dict[str, TensorHeader]:

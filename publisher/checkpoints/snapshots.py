@@ -12,6 +12,7 @@ from dataclasses import replace
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
+from publisher.checkpoints.mxfp4_reader import UnpackingReader, packed_headers, unpacked_headers
 from publisher.checkpoints.reading import Reader, TensorReader
 from publisher.checkpoints.remote_headers import streamed_headers
 from publisher.checkpoints.streaming import StreamReader
@@ -22,7 +23,7 @@ from publisher.records.checkpoint import Snapshot
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
     """Return the header of every tensor, with the digest of its file, sorted by name.
 
-    FP8 weights with scales have the headers of the bfloat16 weights that they are read as.
+    FP8 weights with scales, and experts in MXFP4, have the headers of the bfloat16 weights that they are read as.
 
     Raises:
         FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
@@ -30,6 +31,7 @@ def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
         HubError: a streamed file cannot be read.
     """
     headers = streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
+    headers = unpacked_headers(headers)
     return dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
 
 
@@ -56,12 +58,14 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
+    unpacked = stored_headers(headers)
     files = {
         name: replace(header, file=snapshot.folder / header.file.name)
-        for name, header in stored_headers(headers).items()
+        for name, header in packed_headers(unpacked).items()
     }
-    with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as reader:
-        yield DequantisingReader(reader, headers) if len(files) > len(headers) else reader
+    with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as plain:
+        reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
+        yield DequantisingReader(reader, headers) if len(unpacked) > len(headers) else reader
 
 
 def _is_remote(snapshot: Snapshot) -> bool:

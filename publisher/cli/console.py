@@ -129,7 +129,10 @@ def _summary_row(label: str, summary: ExtractionSummary) -> tuple[str, ...]:
     layers = f"{summary.layers} of {summary.layers_total}" if summary.layers_total else "-"
     error = percents((summary.relative_error.min, summary.relative_error.median, summary.relative_error.max))
     adapter = size(summary.adapter.size)
-    return label, count(summary.linears), layers, error, percent(summary.exact_share), adapter
+    linears = count(summary.linears)
+    if summary.experts is not None:
+        linears += f" + {count(summary.experts.changed)} experts"
+    return label, linears, layers, error, percent(summary.exact_share), adapter
 
 
 def _show_verifications(variants: Sequence[VariantOutcome], console: Console) -> None:

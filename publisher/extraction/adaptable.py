@@ -56,9 +56,22 @@ class Obstacle:
         return ExtractionError(f"{self.found}:\n{listed(lines)}\n", expected=self.expected, next_step=self.next_step)
 
 
-def judge(
-    changed: Sequence[str], saved: Collection[str], both: CheckpointPair, *, model_class: str
-) -> tuple[Structure | None, Obstacle | None]:
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the changed tensors are.
+
+    Attributes:
+        structure: of the class, where it was asked.
+        experts: those that are parameters of experts, which PEFT wraps by name.
+        obstacle: what stands in the way, if anything does.
+    """
+
+    structure: Structure | None = None
+    experts: tuple[str, ...] = ()
+    obstacle: Obstacle | None = None
+
+
+def judge(changed: Sequence[str], saved: Collection[str], both: CheckpointPair, *, model_class: str) -> Judgement:
     """Decide by names and shapes what stands in the way and, where those leave a doubt, by the model class.
 
     Args:
@@ -68,19 +81,25 @@ def judge(
         model_class: the manifest's.
 
     Returns:
-        The structure of the class, where it was asked, and what stands in the way, if anything does.
+        What they are, and what stands in the way.
 
     Raises:
         ValidationError: transformers has no such class, or it is not for this configuration.
     """
     headers, folder = both.headers.tuned, both.snapshots.base.folder
-    obstacle = _obstacle_by_name(changed, headers)
+    stacked = {name for name in changed if is_stack(headers[name])}
+    obstacle = _obstacle_by_name([name for name in changed if name not in stacked], headers)
     if obstacle is not None:
-        return None, obstacle
-    if not saved and not _in_doubt(changed, headers, config=read_config(folder), model_class=model_class):
-        return None, None
+        return Judgement(obstacle=obstacle)
+    in_doubt = saved or stacked or _in_doubt(changed, headers, config=read_config(folder), model_class=model_class)
+    if not in_doubt:
+        return Judgement()
     structure = structure_of(model_class, folder)
-    return structure, _obstacle_in_class(changed, saved, structure=structure, model_class=model_class)
+    experts = tuple(name for name in changed if name in structure.wrappable)
+    obstacle = _obstacle_by_name([name for name in changed if name in stacked and name not in experts], headers)
+    linear = [name for name in changed if name not in experts]
+    obstacle = obstacle or _obstacle_in_class(linear, saved, structure=structure, model_class=model_class)
+    return Judgement(structure, experts, obstacle)
 
 
 def _obstacle_by_name(changed: Sequence[str], headers: Mapping[str, TensorHeader]) -> Obstacle | None:
@@ -124,6 +143,11 @@ def _lost(names: Collection[str], modules: Collection[str]) -> Iterator[str]:
     return (name for name in names if module_of(name) not in modules)
 
 
+def is_stack(header: TensorHeader) -> bool:
+    """Return whether this may hold a matrix for each expert, by its shape alone."""
+    return len(header.shape) == 3 and header.dtype in LORA_DTYPES  # noqa: PLR2004 - experts, rows and columns
+
+
 def is_linear_weight(name: str, header: TensorHeader) -> bool:
     """Return whether a LoRA can carry a change of this tensor, by its name and shape alone.
 
@@ -140,7 +164,7 @@ def _in_doubt(
     """Return whether names and shapes alone may mislead, so that the class has to be asked."""
     architectures = config.get("architectures")
     is_other_class = isinstance(architectures, list) and model_class not in architectures
-    has_experts = any(_EXPERT.search(name) for name in changed)
+    has_experts = any(_EXPERT.search(name) for name in changed) or "expert" in str(config).lower()
     has_mamba = "mamba" in str(config).lower()
     return is_other_class or has_experts or has_mamba or any(_looks_transposed(name, headers) for name in headers)
 

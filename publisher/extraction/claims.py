@@ -6,9 +6,10 @@ is set. What the adapter holds whole must be the fine-tune's, bit for bit.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,25 @@ import torch
 from safetensors import safe_open
 
 from publisher.adapters.loading import merged_by_peft
+from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import carried_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
+from publisher.extraction.experts import ExpertPair, expert_pairs
 from publisher.extraction.pair_job import PairJob
 from publisher.numerics.merge_arithmetic import as_merged
-from publisher.numerics.merge_quality import merge_quality
+from publisher.numerics.merge_quality import MergeQuality, merge_quality
 from publisher.records.checkpoint import Snapshot
-from publisher.records.extraction import ExactRecovery, Extraction, ModuleExtraction
+from publisher.records.extraction import (
+    ExactRecovery,
+    ExpertFigures,
+    ExpertTensor,
+    Extraction,
+    MatrixFigures,
+    ModuleExtraction,
+)
 from publisher.records.filenames import ADAPTER, RESIDUAL
 from publisher.records.progress import Progress
 
@@ -55,9 +65,10 @@ def require_claims(
         ValidationError: naming every module or tensor that is not as claimed.
     """
     found: dict[str, _Checked] = {}
+    places = [*(module.name for module in extraction.modules), *(tensor.name for tensor in extraction.experts)]
 
     def report(what: str) -> None:
-        progress(what, len(found), len(extraction.modules))
+        progress(what, len(found), len(places))
 
     with (
         open_pair(base=base, tuned=tuned) as both,
@@ -68,7 +79,11 @@ def require_claims(
         with engine.run(Checking(both.snapshots), claims, report=report) as results:
             for claim, checked in results:
                 found[claim.module.name] = checked
-        problems = [problem for module in extraction.modules for problem in found[module.name].problems]
+        expert_claims = (_expert_claim(tensor, both, adapter=adapter) for tensor in extraction.experts)
+        with engine.run(CheckingExperts(both.snapshots), expert_claims, report=report) as of_experts:
+            for expert_claim, checked in of_experts:
+                found[expert_claim.tensor.name] = checked
+        problems = [problem for name in places for problem in found[name].problems]
         for key, name in carried_keys(extraction.summary.carried).items():
             if not torch.equal(adapter.get_tensor(key), both.readers.tuned.read(name)):
                 problems.append(f"{key} is not the source's {name}")
@@ -132,6 +147,90 @@ class Checking(PairJob[Claim, _Checked]):
         return finish
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertClaim:
+    """What the evidence says of a parameter of experts, and what the adapter has for it: factors of each expert.
+
+    Attributes:
+        tensor: the evidence.
+        weights: the parameter in both checkpoints.
+        b: (experts, m, r).
+        a: (experts, r, n).
+    """
+
+    tensor: ExpertTensor
+    weights: TensorPair
+    b: torch.Tensor
+    a: torch.Tensor
+
+
+def _expert_claim(tensor: ExpertTensor, both: CheckpointPair, *, adapter: Any) -> ExpertClaim:
+    a, b = (adapter.get_tensor(key) for key in tensor.keys)
+    b, a = unpacked(tensor, a=a, b=b)
+    return ExpertClaim(tensor, both.tensors(tensor.name), b, a)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckingExperts(PairJob[ExpertClaim, _Checked]):
+    """Merges the factors of each expert into its matrix, and holds the result against the fine-tune's."""
+
+    def label(self, unit: ExpertClaim) -> str:
+        """Return what is told when the parameter's turn comes."""
+        return f"checking {unit.tensor.name}"
+
+    def memory(self, unit: ExpertClaim) -> int:
+        """Return the bytes of memory that checking one expert takes, beside the process."""
+        return _AT_LEAST + _CHECKED * math.prod(unit.tensor.matrix)
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[Begin[ExpertClaim, _Checked]]:
+        """Give the function that checks a parameter, expert by expert, with the arithmetic on this device."""
+        yield lambda claim: partial(self._checked, claim, device)
+
+    def _checked(self, claim: ExpertClaim, device: torch.device, report: Report) -> _Checked:
+        del report
+        claimed = {found.expert: found for found in claim.tensor.experts}
+        found = [
+            _checked_expert(claim, expert, pair=pair.on(device), figures=claimed.get(expert))
+            for expert, pair in enumerate(expert_pairs(self.snapshots, claim.weights))
+        ]
+        return _Checked(
+            max((one.difference for one in found), default=0.0), tuple(line for one in found for line in one.problems)
+        )
+
+
+def _checked_expert(claim: ExpertClaim, expert: int, *, pair: ExpertPair, figures: ExpertFigures | None) -> _Checked:
+    """Hold one expert against its evidence; one without any must be equal on both sides and have no factors."""
+    name = f"{claim.tensor.name}[{expert}]"
+    b, a = claim.b[expert].to(pair.base.device), claim.a[expert].to(pair.base.device)
+    if figures is None:
+        problems = [f"{name} differs, and the evidence has nothing of it"] if not pair.is_unchanged else []
+        problems += [f"{name} has factors, and the evidence has nothing of it"] if bool((b @ a).any()) else []
+        return _Checked(0.0, tuple(problems))
+    problems = []
+    if figures.recovery:
+        merged = merged_by_peft(pair.base.to(pair.tuned.dtype), b=b, a=a, safe=True)
+        share = float((merged == pair.tuned).double().mean())
+        if not share >= figures.recovery.share - MERGE_TOLERANCE:
+            problems.append(f"{name}: PEFT's merge restores {share:.6%}, claimed {figures.recovery.share:.6%}")
+    base = pair.base.to(pair.tuned.dtype)
+    found = merge_quality(base=base, tuned=pair.tuned, b=b, a=a, arithmetic="update rounded first")
+    return _held_against(figures, found, name=name, elements=pair.tuned.numel(), problems=problems)
+
+
+def _held_against(
+    claimed: MatrixFigures, found: MergeQuality, *, name: str, elements: int, problems: Sequence[str]
+) -> _Checked:
+    """Hold the error and the exact share of a matrix against what is claimed, after other problems of it."""
+    exact, lines = found.exact_elements / elements, list(problems)
+    differences = abs(found.relative_error - claimed.relative_error), abs(exact - claimed.exact_share)
+    if not differences[0] <= CLAIM_TOLERANCE * max(claimed.relative_error, CLAIM_TOLERANCE):  # NaN too
+        lines.append(f"{name}: error {found.relative_error:.6g}, claimed {claimed.relative_error:.6g}")
+    if differences[1] > CLAIM_TOLERANCE:
+        lines.append(f"{name}: exact share {exact:.6g}, claimed {claimed.exact_share:.6g}")
+    return _Checked(max(differences), tuple(lines))
+
+
 def _checked(claim: Claim, *, base: torch.Tensor, tuned: torch.Tensor) -> _Checked:
     module, problems = claim.module, list[str]()
     a, b = claim.a.to(base.device), claim.b.to(base.device)
@@ -142,13 +241,7 @@ def _checked(claim: Claim, *, base: torch.Tensor, tuned: torch.Tensor) -> _Check
         problems += _merge_problems(claim, module.recovery, merged=merged, tuned=tuned)
     roundings = module.arithmetic.roundings if module.arithmetic else "one rounding"
     found = merge_quality(base=base, tuned=tuned, b=b, a=a, arithmetic=roundings)
-    exact = found.exact_elements / math.prod(module.shape)
-    differences = abs(found.relative_error - module.relative_error), abs(exact - module.exact_share)
-    if not differences[0] <= CLAIM_TOLERANCE * max(module.relative_error, CLAIM_TOLERANCE):  # NaN too
-        problems.append(f"{module.name}: error {found.relative_error:.6g}, claimed {module.relative_error:.6g}")
-    if differences[1] > CLAIM_TOLERANCE:
-        problems.append(f"{module.name}: exact share {exact:.6g}, claimed {module.exact_share:.6g}")
-    return _Checked(max(differences), tuple(problems))
+    return _held_against(module, found, name=module.name, elements=math.prod(module.shape), problems=problems)
 
 
 def _merge_problems(

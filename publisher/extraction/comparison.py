@@ -36,10 +36,11 @@ class Comparison:
         base_only: names in the base alone.
         left_out: tensors that differ and that the manifest leaves out.
         saved: modules that the manifest carries whole.
-        transposed: those of `changed` that are stored as (in, out).
+        transposed: those of `changed` and `experts` that are stored as (in, out).
         fp8: the sides (`source`, `base`) that are stored in FP8 with block scales.
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
+        experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
     """
 
     changed: tuple[str, ...]
@@ -51,6 +52,12 @@ class Comparison:
     saved: tuple[SavedModule, ...] = ()
     transposed: frozenset[str] = frozenset()
     fp8: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """All tensors that the adapter has factors for."""
+        return (*self.changed, *self.experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +108,15 @@ def compare(
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
     found = _sorted(different, both, ignored=ignored, carried=carried)
-    structure, obstacle = judge(found.changed, found.saved, both, model_class=model_class)
-    if obstacle is not None:
-        shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
-        raise obstacle.error(tuned, shares)
+    judged = judge(found.changed, found.saved, both, model_class=model_class)
+    if judged.obstacle is not None:
+        named = _all_named(found, judged.obstacle)
+        raise judged.obstacle.error(tuned, shares_of(squared_norms(both, named, engine=engine, progress=progress)))
+    structure = judged.structure
     squares = squared_norms(both, [*found.ignored, *found.saved], engine=engine, progress=progress)
     layers, layers_total = layers_of(found.changed, tuned)
     return Comparison(
-        changed=found.changed,
+        changed=tuple(name for name in found.changed if name not in judged.experts),
         equal=len(shared) - len(different),
         base_only=tuple(sorted(base.keys() - tuned.keys())),
         left_out=(*mismatched, *(_left_out(name, squares[name]) for name in found.ignored)),
@@ -120,6 +128,7 @@ def compare(
         ),
         transposed=_transposed(found.changed, structure),
         fp8=tuple(side for side, headers in (("source", tuned), ("base", base)) if _in_fp8(found.changed, headers)),
+        experts=judged.experts,
     )
 
 
@@ -159,7 +168,8 @@ def _all_named(found: _Sorted, obstacle: Obstacle) -> list[str]:
 def _transposed(changed: Iterable[str], structure: Structure | None) -> frozenset[str]:
     if structure is None:
         return frozenset()
-    return frozenset(name for name in changed if name.removesuffix(".weight") in structure.transposed)
+    stacks = {name for name, transposed in structure.wrappable.items() if transposed}
+    return frozenset(name for name in changed if name.removesuffix(".weight") in structure.transposed or name in stacks)
 
 
 def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:

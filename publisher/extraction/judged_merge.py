@@ -89,9 +89,9 @@ def judge_merge(
         ExtractionError: NaN or infinity in either weight.
     """
     if steps is not None or known is not None:
-        in_one_dtype = Merging(base.to(tuned.dtype), tuned)
-        once = _judged(name, in_one_dtype, rank=rank, steps=steps, stored=tuned.dtype)
-        return _rounded_twice(once, rank=rank, steps=steps) if known == "update rounded first" else once
+        cast = Merging(base.to(tuned.dtype), tuned)
+        delta = _delta(name, cast)
+        return _judged(name, cast, delta, rank=rank, stored=tuned.dtype, roundings=known or "one rounding", steps=steps)
     merging = usual(base=base, tuned=tuned)
     delta = _delta(name, merging)
     if not loses_digits(base, merging.tuned.dtype):
@@ -101,22 +101,26 @@ def judge_merge(
         if not holds_cast_error(delta, base=base, cast=merging.base, svd=found.svd):
             return _roundings_found(found, rank=rank)
     ways = kept(base=base, tuned=merging.tuned)
-    found = _judged(name, next(ways), rank=rank, stored=tuned.dtype)
+    first = next(ways)
+    found = _judged(name, first, _delta(name, first), rank=rank, stored=tuned.dtype)
     return max([found, *(replace(found, weight=replace(found.weight, base=way.base)) for way in ways)], key=_restored)
 
 
 def _judged(
     name: str,
     merging: Merging,
-    delta: Tensor | None = None,
+    delta: Tensor,
     *,
     rank: Rank,
     stored: torch.dtype,
+    roundings: Arithmetic = "one rounding",
     steps: Tensor | None = None,
 ) -> JudgedMerge:
-    delta = _delta(name, merging) if delta is None else delta
+    """Return the merge by these roundings: a second one adds step^2 / 12 of the update's own steps to the noise."""
+    if roundings == "update rounded first":
+        steps = update_steps(delta, merging.tuned.dtype, others=steps)
     noise = rounding_noise(merging.tuned, name=name, steps=steps)
-    weight = MergedWeight(name, merging.base, merging.tuned, delta, noise)
+    weight = MergedWeight(name, merging.base, merging.tuned, delta, noise, roundings)
     svd = decompose(delta, rank=rank, threshold=noise.threshold, name=name)
     return JudgedMerge(weight, math.sqrt(squared_norm(delta)), svd, stored)
 
@@ -135,17 +139,9 @@ def _roundings_found(once: JudgedMerge, *, rank: Rank) -> JudgedMerge:
         return once
     if not once.ratio > TOLD_APART + CHANCE * norm_deviation(weight.tuned):
         return once
-    twice = _rounded_twice(once, rank=rank)
+    both = Merging(weight.base, weight.tuned)
+    twice = _judged(weight.name, both, weight.delta, rank=rank, stored=once.stored, roundings="update rounded first")
     return twice if 1 / EXPLAINED < twice.ratio < EXPLAINED else once
-
-
-def _rounded_twice(once: JudgedMerge, *, rank: Rank, steps: Tensor | None = None) -> JudgedMerge:
-    """Return the merge as it is if the update was rounded before, which adds its own noise to that of the sum."""
-    weight = once.weight
-    steps = update_steps(weight.delta, weight.tuned.dtype, others=steps)
-    noise = rounding_noise(weight.tuned, name=weight.name, steps=steps)
-    svd = decompose(weight.delta, rank=rank, threshold=noise.threshold, name=weight.name)
-    return replace(once, weight=replace(weight, noise=noise, roundings="update rounded first"), svd=svd)
 
 
 def _restored(merge: JudgedMerge) -> float:

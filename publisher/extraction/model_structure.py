@@ -4,9 +4,12 @@ The class is built on the meta device from config.json, so that no weight is rea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from publisher.extraction.expert_parameters import wrappable_parameters
+from publisher.extraction.modules_to_save import module_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Structure:
         refused: linear modules that PEFT takes no LoRA for.
         tied: for a module that shares its weight, the others that do.
         shapes: (out, in) of each linear module's weight, however it is stored.
+        wrappable: parameters that are linear weights and no module's, such as stacked experts; for each, whether its
+            matrices are stored as (in, out).
     """
 
     every: frozenset[str]
@@ -28,6 +33,7 @@ class Structure:
     refused: frozenset[str]
     tied: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, int]]
+    wrappable: Mapping[str, bool] = field(default_factory=dict)
 
 
 def structure_of(model_class: str, folder: Path) -> Structure:
@@ -58,6 +64,11 @@ def structure_of(model_class: str, folder: Path) -> Structure:
         tied={name: tuple(other for other in group if other != name) for group in sharing.values() for name in group},
         shapes={name: tuple(modules[name].weight.shape) for name in linear}
         | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
+        wrappable={
+            name: transposed
+            for name, transposed in wrappable_parameters(model).items()
+            if not _is_refused(model, module_of(name))
+        },
     )
 
 

@@ -22,19 +22,19 @@ from publisher.checkpoints.pairs import CheckpointPair, TensorPair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError
-from publisher.extraction.judged_merge import JudgedMerge, judge_merge
+from publisher.extraction.judged_merge import judge_merge
 from publisher.extraction.module_cache import ModuleCache
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics.delta import row_blocks
+from publisher.numerics.delta import row_blocks, squared_norm
 from publisher.numerics.exact_recovery import MergedWeight, recover_exactly
 from publisher.numerics.interval_fit import OnIteration, ignore_iterations
 from publisher.numerics.intervals import Arithmetic
 from publisher.numerics.merge_quality import merge_quality
 from publisher.numerics.noise import expected_error
-from publisher.numerics.svd import Decomposition, factors_of
-from publisher.records.extraction import ExactRecovery, ModuleFigures, spectrum_places
+from publisher.numerics.svd import Decomposition, Rank, decompose, factors_of
+from publisher.records.extraction import ExactRecovery, MatrixFigures, ModuleFigures, spectrum_places
 from publisher.records.progress import Progress
 
 # bytes for each element of a weight beside it, as they were measured (docs/cluster.md): both sides, the
@@ -148,13 +148,21 @@ def room_for(shape: tuple[int, ...], settings: AdapterSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The factors in the adapter's dtype, the SVD that they come from, and what the exact method adds to them."""
+class ExtractedMatrix:
+    """The factors of one matrix in the adapter's dtype, and what is said of them.
+
+    Attributes:
+        svd: that the factors come from.
+        b: B (m, r).
+        a: A (r, n).
+        figures: what the evidence says.
+        residual: what a merge leaves to be set, where the settings ask for it.
+    """
 
     svd: Decomposition
     b: Tensor
     a: Tensor
-    recovery: ExactRecovery | None = None
+    figures: MatrixFigures
     residual: Residual | None = None
 
 
@@ -186,23 +194,62 @@ def extract_module(
     Raises:
         ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
-    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
-    judged = judge_merge(name, base=base, tuned=tuned, rank=rank, steps=steps, known=known)
-    weight, svd = judged.weight, judged.svd
-    if settings.method == "exact":
-        found = _recovered(weight, svd, settings=settings, on_iteration=on_iteration)
-    else:
-        found = _Found(svd, *factors_of(svd, ADAPTER_DTYPES[settings.dtype]))
-    try:
-        figures = _figures(judged, found)
-    except ValidationError:  # of a record, whose figures are finite
-        raise _overflow(name, judged.norm / math.sqrt(tuned.numel())) from None
+    judged = judge_merge(name, base=base, tuned=tuned, rank=rank_of(settings), steps=steps, known=known)
+    found = extract_matrix(judged.weight, settings, svd=judged.svd, on_iteration=on_iteration)
+    figures = ModuleFigures(
+        **dict(found.figures) | {"arithmetic": judged.arithmetic},
+        name=name.removesuffix(".weight"),
+        shape=(tuned.shape[0], tuned.shape[1]),
+        spectrum=tuple(found.svd.s[[place - 1 for place in spectrum_places(found.svd.rank)]].tolist()),
+    )
     return Factors(found.b.cpu(), found.a.cpu(), figures, found.residual)
 
 
+def rank_of(settings: AdapterSettings) -> Rank:
+    """Return the rank that the settings ask for, as `decompose` takes it."""
+    return settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
+
+
+def extract_matrix(
+    weight: MergedWeight,
+    settings: AdapterSettings,
+    *,
+    svd: Decomposition | None = None,
+    on_iteration: OnIteration = ignore_iterations,
+) -> ExtractedMatrix:
+    """Take the factors out of one changed matrix, with their figures; a pure function of its arguments.
+
+    Args:
+        weight: the matrix (m, n) in base and fine-tune, its delta, and the noise that is expected in that.
+        settings: the adapter's method, rank and dtype, and whether a residual is asked for.
+        svd: of the delta at the rank that the settings ask for, where it is at hand.
+        on_iteration: called after each iteration of the exact method with the share that lies inside.
+
+    Returns:
+        The factors B (m, r) and A (r, n) in the adapter's dtype.
+
+    Raises:
+        ExtractionError: values so large that the figures overflow.
+    """
+    norm = math.sqrt(squared_norm(weight.delta))
+    svd = svd or decompose(weight.delta, rank=rank_of(settings), threshold=weight.noise.threshold, name=weight.name)
+    try:
+        if settings.method == "exact" and svd.rank:
+            return _recovered(weight, svd, settings=settings, norm=norm, on_iteration=on_iteration)
+        b, a = factors_of(svd, ADAPTER_DTYPES[settings.dtype])
+        return ExtractedMatrix(svd, b, a, _figures(weight, svd, b=b, a=a, norm=norm))
+    except ValidationError:  # of a record, whose figures are finite
+        raise _overflow(weight.name, norm / math.sqrt(weight.tuned.numel())) from None
+
+
 def _recovered(
-    weight: MergedWeight, svd: Decomposition, *, settings: AdapterSettings, on_iteration: OnIteration
-) -> _Found:
+    weight: MergedWeight,
+    svd: Decomposition,
+    *,
+    settings: AdapterSettings,
+    norm: float,
+    on_iteration: OnIteration,
+) -> ExtractedMatrix:
     """Return the factors of the exact method, and the elements that they leave, where the settings ask for those."""
     exact = recover_exactly(
         weight,
@@ -228,14 +275,23 @@ def _recovered(
         ended=exact.ended,
         residual=None if residual is None else residual.index.numel(),
     )
-    return _Found(exact.svd, exact.b, exact.a, recovery, residual)
+    figures = _figures(weight, exact.svd, b=exact.b, a=exact.a, norm=norm, recovery=recovery)
+    return ExtractedMatrix(exact.svd, exact.b, exact.a, figures, residual)
 
 
-def _figures(judged: JudgedMerge, found: _Found) -> ModuleFigures:
-    weight, norm = judged.weight, judged.norm
+def _figures(
+    weight: MergedWeight,
+    svd: Decomposition,
+    *,
+    b: Tensor,
+    a: Tensor,
+    norm: float,
+    recovery: ExactRecovery | None = None,
+) -> MatrixFigures:
+    """Return the figures of a matrix; `norm` is the Frobenius norm of its delta."""
     rows, columns = weight.tuned.shape
     elements = weight.tuned.numel()
-    svd, noise = found.svd, weight.noise
+    noise = weight.noise
     floor, fit = noise.norm / norm, svd.misfit / norm
     expected = expected_error(floor, shape=(rows, columns), rank=svd.rank)
     sigma_r = float(svd.s[-1]) if svd.rank else 0.0
@@ -243,11 +299,9 @@ def _figures(judged: JudgedMerge, found: _Found) -> ModuleFigures:
         svd.sigma_next > noise.threshold or sigma_r < _FULL_GAP * noise.threshold
     )
     quality = merge_quality(
-        base=weight.base, tuned=weight.tuned, b=found.b, a=found.a, delta=weight.delta, arithmetic=weight.roundings
+        base=weight.base, tuned=weight.tuned, b=b, a=a, delta=weight.delta, arithmetic=weight.roundings
     )
-    return ModuleFigures(
-        name=weight.name.removesuffix(".weight"),
-        shape=(rows, columns),
+    return MatrixFigures(
         rank=svd.rank,
         method=svd.method,
         fit_error=fit,
@@ -263,9 +317,7 @@ def _figures(judged: JudgedMerge, found: _Found) -> ModuleFigures:
         exact_share=quality.exact_elements / elements,
         unchanged_share=_unchanged(weight) / elements,
         rank_at_least=is_doubtful,
-        recovery=found.recovery,
-        spectrum=tuple(svd.s[[place - 1 for place in spectrum_places(svd.rank)]].tolist()),
-        arithmetic=judged.arithmetic,
+        recovery=recovery,
     )
 
 

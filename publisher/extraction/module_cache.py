@@ -13,21 +13,22 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
+from publisher.adapters.parameters import ExpertFactors
 from publisher.adapters.peft_files import Factors
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.errors import ExtractionError
-from publisher.records.extraction import ModuleFigures
+from publisher.records.extraction import ExpertTensorFigures, ModuleFigures
 from publisher.records.files import sha256_of
 from publisher.records.record import Record
 from publisher.records.sealed import kept_file, read_sealed, write_sealed
 
 
 class _Kept(Record):
-    """The figures of a finished module, what it rests on, and the SHA-256 of its factors' file."""
+    """The figures of a finished module or parameter, what it rests on, and the SHA-256 of its factors' file."""
 
     key: str
-    figures: ModuleFigures
+    figures: ModuleFigures | ExpertTensorFigures
     sha256: str
 
 
@@ -38,12 +39,12 @@ class ModuleCache:
     folder: Path
     key: str
 
-    def put(self, module: Factors) -> None:
-        """Keep a finished module; when this returns it is safe on disk."""
+    def put(self, module: Factors | ExpertFactors) -> None:
+        """Keep a finished module or parameter of experts; when this returns it is safe on disk."""
         name = module.figures.name
         factors = self._factors(name)
         tensors = {"a": module.a, "b": module.b}
-        if module.residual is not None:
+        if isinstance(module, Factors) and module.residual is not None:
             tensors |= {"index": module.residual.index, "value": module.residual.value}
         write_tensors(factors, {key: _planned(tensor) for key, tensor in tensors.items()})
         write_sealed(self._figures(name), _Kept(key=self.key, figures=module.figures, sha256=sha256_of(factors)))
@@ -54,6 +55,15 @@ class ModuleCache:
 
     def figures(self, name: str) -> ModuleFigures | None:
         """Return the figures of this module; None where it is not finished, or its files were changed since."""
+        figures = self._whole(name)
+        return figures if isinstance(figures, ModuleFigures) else None
+
+    def expert_figures(self, name: str) -> ExpertTensorFigures | None:
+        """Return the figures of this parameter of experts; None where it is not finished, or its files were changed."""
+        figures = self._whole(name)
+        return figures if isinstance(figures, ExpertTensorFigures) else None
+
+    def _whole(self, name: str) -> ModuleFigures | ExpertTensorFigures | None:
         kept, factors = self._kept(name), self._factors(name)
         whole = kept is not None and factors.is_file() and sha256_of(factors) == kept.sha256
         return kept.figures if kept is not None and whole else None
@@ -71,6 +81,15 @@ class ModuleCache:
         b, a = self._tensors(figures, "b", "a")
         return Factors(b, a, figures)
 
+    def expert_factors(self, figures: ExpertTensorFigures) -> ExpertFactors:
+        """Return the factors of a finished parameter of experts, from its figures.
+
+        Raises:
+            ExtractionError: its files were changed after the figures were read.
+        """
+        b, a = self._tensors(figures, "b", "a")
+        return ExpertFactors(b, a, figures)
+
     def residual(self, figures: ModuleFigures) -> Residual:
         """Return what a merge of this finished module leaves to be set, where the settings asked for it.
 
@@ -79,7 +98,7 @@ class ModuleCache:
         """
         return Residual(*self._tensors(figures, "index", "value"))
 
-    def _tensors(self, figures: ModuleFigures, *keys: str) -> list[torch.Tensor]:
+    def _tensors(self, figures: ModuleFigures | ExpertTensorFigures, *keys: str) -> list[torch.Tensor]:
         """Read the file once, so that the bytes whose digest holds are those that are used."""
         kept, file = self._kept(figures.name), self._factors(figures.name)
         octets = file.read_bytes() if file.is_file() else b""

@@ -11,6 +11,7 @@ from publisher.records.checkpoint import Snapshot
 BLOCK = 1 << 20  # elements looked at at once, small enough for a processor's cache
 _BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
 _DEQUANTISED = 8  # times the stored bytes of a tensor: what both sides take where FP8 is dequantised, at most
+_UNPACKED = 10  # likewise for MXFP4, of which a stored byte becomes four
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class PairJob(Job[Unit, Result]):
 
 
 def bytes_to_look_at(pair: TensorPair) -> int:
-    """Return what looking at both sides takes: a few blocks, or the whole tensor where FP8 is dequantised."""
+    """Return what looking at both sides takes: a few blocks, or the whole tensor where it is dequantised."""
+    if pair.tuned.mxfp4 is not None or pair.base.mxfp4 is not None:
+        return _BLOCKS + _UNPACKED * pair.size
     in_fp8 = pair.tuned.scale is not None or pair.base.scale is not None
     return _BLOCKS + (_DEQUANTISED * pair.size if in_fp8 else 0)

@@ -3,13 +3,13 @@
 `extract` writes the summary; `validate` and `audit` work it out again and demand the same.
 """
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from publisher.errors import shown
 from publisher.extraction.comparison import Comparison
+from publisher.extraction.matrices import Matrix, matrices
 from publisher.extraction.preflight import layers_of, ranges
 from publisher.records.checkpoint import FileDigest
 from publisher.records.extraction import (
@@ -17,6 +17,8 @@ from publisher.records.extraction import (
     PLATEAU,
     Carried,
     CountedArithmetic,
+    ExpertSummary,
+    ExpertTensor,
     Extraction,
     ExtractionSummary,
     LeftOut,
@@ -38,30 +40,33 @@ def summarise(
     config: FileDigest,
     residual: FileDigest | None = None,
     exports: tuple[FileDigest, ...] = (),
+    experts: Sequence[ExpertTensor] = (),
 ) -> ExtractionSummary:
     """Sum up an extraction.
 
     Args:
-        modules: of the adapter, at least one.
+        modules: of the adapter; none where it has experts alone.
         seen: what the comparison of the checkpoints found.
         adapter: digest of adapter_model.safetensors.
         config: digest of adapter_config.json.
         residual: digest of residual.safetensors, where it was asked for.
         exports: digests of the files in other formats.
+        experts: the parameters of experts of the adapter.
 
     Returns:
-        The summary; every figure in it follows from `modules` and `seen`.
+        The summary; every figure in it follows from `modules`, `experts` and `seen`.
     """
-    elements = [math.prod(module.shape) for module in modules]
-    total = _whole_update(modules, seen)
-    adapted = sum(map(_update_square, modules))
-    missing = sum(_update_square(module) * module.relative_error**2 for module in modules)
-    ratios = [module.ratio for module in modules if module.ratio is not None]
+    fits = matrices(modules, experts)
+    elements = [fit.elements for fit in fits]
+    total = _whole_update(fits, seen)
+    adapted = sum(fit.update for fit in fits)
+    missing = sum(fit.update * fit.figures.relative_error**2 for fit in fits)
+    ratios = [fit.figures.ratio for fit in fits if fit.figures.ratio is not None]
     return ExtractionSummary(
         linears=len(modules),
         layers=ranges(seen.layers),
         layers_total=seen.layers_total,
-        rank=max(module.rank for module in modules),
+        rank=max(fit.figures.rank for fit in fits),
         ranks=_rank_counts(modules),
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
@@ -69,35 +74,54 @@ def summarise(
         fp8=seen.fp8,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
-        + sum(module.parameters for module in seen.saved),
+        + sum(module.parameters for module in seen.saved)
+        + sum(tensor.parameters for tensor in experts),
         adapter=adapter,
         config=config,
-        relative_error=_spread(module.relative_error for module in modules),
-        fit_error=_spread(module.fit_error for module in modules),
-        rounding_floor=_spread(module.rounding_floor for module in modules),
+        relative_error=_spread(fit.figures.relative_error for fit in fits),
+        fit_error=_spread(fit.figures.fit_error for fit in fits),
+        rounding_floor=_spread(fit.figures.rounding_floor for fit in fits),
         ratio=_spread(ratios) if ratios else None,
-        update_rms=_spread(module.update_rms for module in modules),
+        update_rms=_spread(fit.figures.update_rms for fit in fits),
         energy=1 - missing / adapted,
-        approximation=_approximates(modules),
-        exact_share=_weighted_mean([module.exact_share for module in modules], elements),
-        exact_share_modules=_spread(module.exact_share for module in modules),
-        recovery=_recovery(modules, residual),
+        approximation=_approximates(fits),
+        exact_share=_weighted_mean([fit.figures.exact_share for fit in fits], elements),
+        exact_share_modules=_spread(fit.figures.exact_share for fit in fits),
+        recovery=_recovery(fits, residual),
         exports=exports,
-        merge_arithmetic=_arithmetics(modules),
+        merge_arithmetic=_arithmetics(fits),
+        experts=_experts(experts, total=total) if experts else None,
     )
 
 
-def _arithmetics(modules: Sequence[ModuleExtraction]) -> tuple[CountedArithmetic, ...]:
-    """Return the ways in which modules were merged that were not the usual one, the most frequent first."""
-    found = Counter(module.arithmetic for module in modules if module.arithmetic is not None)
-    return tuple(CountedArithmetic(**dict(way), modules=modules) for way, modules in found.most_common())
+def _arithmetics(fits: Sequence[Matrix]) -> tuple[CountedArithmetic, ...]:
+    """Return the ways in which matrices were merged that were not the usual one, the most frequent first."""
+    found = Counter(fit.figures.arithmetic for fit in fits if fit.figures.arithmetic is not None)
+    return tuple(CountedArithmetic(**dict(way), modules=number) for way, number in found.most_common())
 
 
-def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) -> RecoverySummary | None:
-    found = [(module, module.recovery) for module in modules if module.recovery is not None]
+def _experts(experts: Sequence[ExpertTensor], *, total: float) -> ExpertSummary:
+    """Return the experts in a few figures, where `total` is the squared norm of all differences."""
+    found = matrices((), experts)
+    held = [fit.figures for fit in found if fit.figures.rank]
+    return ExpertSummary(
+        tensors=len(experts),
+        matrices=sum(tensor.number for tensor in experts),
+        changed=len(found),
+        silent=len(found) - len(held),
+        rank=_spread(figures.rank for figures in held),
+        relative_error=_spread(figures.relative_error for figures in held),
+        share=sum(fit.update for fit in found) / total,
+        parameters=sum(tensor.parameters for tensor in experts),
+        weights=sum(fit.elements for fit in found),
+    )
+
+
+def _recovery(fits: Sequence[Matrix], residual: FileDigest | None) -> RecoverySummary | None:
+    found = [(fit, fit.figures.recovery) for fit in fits if fit.figures.recovery is not None]
     if not found:
         return None
-    elements = [math.prod(module.shape) for module, _ in found]
+    elements = [fit.elements for fit, _ in found]
     recoveries = [recovery for _, recovery in found]
     return RecoverySummary(
         svd_share=_weighted_mean([recovery.svd_share for recovery in recoveries], elements),
@@ -107,7 +131,7 @@ def _recovery(modules: Sequence[ModuleExtraction], residual: FileDigest | None) 
         arithmetic=dict(sorted(Counter(recovery.arithmetic for recovery in recoveries).items())),
         told_apart=sum(recovery.told_apart for recovery in recoveries),
         short=sum(recovery.float32_share < PLATEAU for recovery in recoveries),
-        rank_beyond=sum(module.rank > recovery.rank_shown for module, recovery in found),
+        rank_beyond=sum(fit.figures.rank > recovery.rank_shown for fit, recovery in found),
         residual=residual,
         residual_elements=sum(recovery.residual or 0 for recovery in recoveries) if residual else None,
     )
@@ -117,21 +141,17 @@ def _weighted_mean(shares: Sequence[float], elements: Sequence[int]) -> float:
     return sum(count * share for count, share in zip(elements, shares, strict=True)) / sum(elements)
 
 
-def _whole_update(modules: Sequence[ModuleExtraction], seen: Comparison) -> float:
-    """Return the squared norm of everything that differs: in the adapter's modules, stored whole, or left out."""
-    adapted = sum(map(_update_square, modules))
+def _whole_update(fits: Sequence[Matrix], seen: Comparison) -> float:
+    """Return the squared norm of everything that differs: in the adapter's factors, stored whole, or left out."""
+    adapted = sum(fit.update for fit in fits)
     carried = sum(module.norm**2 for module in seen.saved)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
-def _update_square(module: ModuleExtraction) -> float:
-    return module.update_rms**2 * math.prod(module.shape)
-
-
-def _approximates(modules: Sequence[ModuleExtraction]) -> bool:
+def _approximates(fits: Sequence[Matrix]) -> bool:
     """Return whether the fits miss more than rounding, even a merge that rounded twice, could have added."""
-    ratios = [module.ratio for module in modules if module.ratio is not None]
-    lost = statistics.median(module.fit_error for module in modules)
+    ratios = [fit.figures.ratio for fit in fits if fit.figures.ratio is not None]
+    lost = statistics.median(fit.figures.fit_error for fit in fits)
     return bool(ratios) and statistics.median(ratios) > APPROXIMATE and lost > NEGLIGIBLE
 
 
@@ -145,6 +165,7 @@ def summary_problems(extraction: Extraction) -> list[str]:
         config=claimed.config,
         residual=claimed.written.get(RESIDUAL),
         exports=claimed.exports,
+        experts=extraction.experts,
     )
     wanted = [name for export in extraction.settings.exports for name in EXPORTS.get(export, ())]
     names = [file.name for file in claimed.exports]
@@ -155,16 +176,18 @@ def summary_problems(extraction: Extraction) -> list[str]:
 def _as_claimed(extraction: Extraction) -> Comparison:
     """Return what only the checkpoints could tell, as the summary has it; the layers come from the modules' names."""
     names = [f"{module.name}.weight" for module in extraction.modules]
+    experts = [tensor.name for tensor in extraction.experts]
     summary = extraction.summary
     return Comparison(
         changed=tuple(names),
         equal=summary.tensors_equal,
         base_only=summary.tensors_base_only,
         left_out=summary.left_out,
-        layers=layers_of(names, names)[0],
+        layers=layers_of([*names, *experts], [*names, *experts])[0],
         layers_total=summary.layers_total,
         saved=summary.carried,
         fp8=summary.fp8,
+        experts=tuple(experts),
     )
 
 

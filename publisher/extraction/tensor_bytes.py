@@ -67,6 +67,13 @@ def _groups(pairs: Iterable[TensorPair]) -> list[Group]:
 
 def _in_one_file(*, base: TensorHeader, tuned: TensorHeader) -> bool:
     """Return whether both lie in files of one digest, as do their scales, which may be in another file."""
+    if base.mxfp4 is not None or tuned.mxfp4 is not None:
+        return (
+            base.mxfp4 is not None
+            and tuned.mxfp4 is not None
+            and _in_one_file(base=base.mxfp4.blocks, tuned=tuned.mxfp4.blocks)
+            and _in_one_file(base=base.mxfp4.scales, tuned=tuned.mxfp4.scales)
+        )
     if base.scale is None and tuned.scale is None:
         return tuned.sha256 is not None and tuned.sha256 == base.sha256
     if base.scale is None or tuned.scale is None or base.scale.block != tuned.scale.block:

@@ -8,7 +8,6 @@ and its fine-tune: no weight in common, or weights of different shapes. What no 
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ import yaml
 
 from publisher.border.files import read_text
 from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
-from publisher.border.yaml_text import parse_yaml
+from publisher.checkpoints.card_fields import card_fields
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
-from publisher.checkpoints.remote_headers import read_remote_header
-from publisher.errors import ExtractionError, FetchError, PublisherError
+from publisher.checkpoints.remote_headers import remote_entries
+from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
@@ -137,21 +136,10 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     sizes = {file.path: file.size for file in hub.list_files(repo, commit)}
     entry = weight_entry(sizes, where=checkpoint.short)
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
-    headers: _Headers = {}
-    for file in files:
-        header = read_remote_header(checkpoint, file, size=_size_of(file, sizes, where=checkpoint.short))
-        headers |= {name: (one.dtype, one.shape) for name, one in header.entries.items()}
+    config = read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
+    entries = remote_entries(checkpoint, files, sizes=sizes, config=config)
+    headers = {name: (one.dtype, one.shape) for name, one in entries.items()}
     return _Checkpoint(checkpoint.short, repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
-
-
-def _size_of(file: str, sizes: Mapping[str, int], *, where: str) -> int:
-    if file not in sizes:
-        raise FetchError(
-            f"{INDEX} of {where} names the shard {file}, which is missing",
-            expected="every shard beside its index",
-            next_step="name a commit whose weights are whole",
-        )
-    return sizes[file]
 
 
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
@@ -165,13 +153,7 @@ def _stated_license(checkpoint: _Checkpoint) -> str | None:
     if "path" not in checkpoint.reference:
         return hub.license_of(**checkpoint.reference)
     card = Path(checkpoint.reference["path"]) / "README.md"
-    text = read_text(card) if card.is_file() else ""
-    front = re.match(r"---\s*\n(.*?\n)---\s*(?:\n|$)", text, re.DOTALL)
-    try:
-        fields = parse_yaml(front[1]) if front else None
-    except ValueError:
-        return None  # a card nobody can read states no licence
-    stated = fields.get("license") if isinstance(fields, dict) else None
+    stated = card_fields(read_text(card) if card.is_file() else "").get("license")
     return stated if isinstance(stated, str) else None
 
 

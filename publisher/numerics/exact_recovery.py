@@ -40,8 +40,9 @@ class MergedWeight:
         base: the base weight, (m, n), in the dtype that it was merged in.
         tuned: the weight of the merged fine-tune, (m, n), bfloat16 or float16.
         delta: `delta_of` the two, float32 (m, n).
-        noise: of the roundings.
-        roundings: those that what a fit leaves shows, or the usual one where it shows nothing.
+        noise: that its merge is expected to have left in the delta.
+        roundings: of its merge: those that are known, or that what a fit leaves shows, or the usual one.
+        is_known: no others are tried.
     """
 
     name: str
@@ -50,6 +51,7 @@ class MergedWeight:
     delta: Tensor
     noise: Noise
     roundings: Arithmetic = "one rounding"
+    is_known: bool = False
 
     def restored_share(self, *, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> float:
         """Return the share of elements that these factors restore.
@@ -160,10 +162,11 @@ def _at_rank(rank: int, weight: MergedWeight, *, dtype: torch.dtype, on_iteratio
 def _at_svd(weight: MergedWeight, svd: Decomposition, *, dtype: torch.dtype, on_iteration: OnIteration) -> ExactFactors:
     """Return the factors of this SVD's rank, by the arithmetic that restores more."""
     start = factors_of(svd, torch.float32)
-    likelier, apart = _likelier(weight, svd)
+    likelier, apart = (weight.roundings, False) if weight.is_known else _likelier(weight, svd)
     best = _try(weight, start, arithmetic=likelier, on_iteration=on_iteration, share_to_beat=-1.0)
     other = None
-    if best.share < REACHED and weight.base.dtype == weight.tuned.dtype:  # PEFT rounds no update to a shorter dtype
+    may_be_other = weight.base.dtype == weight.tuned.dtype and not weight.is_known  # PEFT rounds to no shorter dtype
+    if best.share < REACHED and may_be_other:
         (unlikelier,) = (one for one in ARITHMETICS if one != likelier)
         other = _try(weight, start, arithmetic=unlikelier, on_iteration=on_iteration, share_to_beat=best.share)
         if other.share > best.share:

@@ -45,7 +45,8 @@ def merge_quality(
         b: the left factor as shipped, (m, r).
         a: the right factor as shipped, (r, n).
         delta: `delta_of` the two weights, float32 (m, n), where it is at hand.
-        arithmetic: how the product is merged.
+        arithmetic: PEFT's default where the weight is: one rounding in a linear module, and the update rounded first
+            in a parameter that it wraps.
 
     Returns:
         The relative error and the number of elements restored.

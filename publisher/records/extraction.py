@@ -1,8 +1,11 @@
 """extraction.json: what was extracted from which checkpoints, and how close it comes, module by module."""
 
-from typing import Literal, Self
+import math
+import statistics
+from itertools import pairwise
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from publisher.records.checkpoint import Checkpoint, ExportFile, FileDigest
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, RESIDUAL
@@ -76,12 +79,10 @@ class ExactRecovery(Record):
     residual: Count | None = None
 
 
-class ModuleFigures(Record):
-    """What was found in one linear module, and how well its factors carry the update.
+class MatrixFigures(Record):
+    """What was found in one matrix of weights, and how well its factors carry the update.
 
     Attributes:
-        name: the module's full name, as in the checkpoint, without `.weight`.
-        shape: (out, in) of the weight.
         rank: columns of B that carry the update.
         method: `randomized svd` or `exact svd`.
         fit_error: |D - fit| / |D| of the rank-r fit in fp32, before the factors are rounded to their dtype.
@@ -94,18 +95,14 @@ class ModuleFigures(Record):
         sigma_next: the first one left out; absent at full width.
         noise_edge: the spectral noise threshold: largest singular value that rounding alone would give.
         update_rms: root mean square of D.
-        exact_share: share of elements for which base + BA, merged by the module's arithmetic, is the source bit for
-            bit.
+        exact_share: share of elements for which base + BA, merged by the arithmetic found, is the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         recovery: what the exact method reached; absent with the method svd.
-        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
-        arithmetic: how the module was merged; absent for the usual way, the base in the source's dtype and one
-            rounding.
+        arithmetic: how the matrix was merged; absent for the usual way, the base in the source's dtype and PEFT's
+            default roundings.
     """
 
-    name: TensorName
-    shape: tuple[Count, Count]
     rank: Count
     method: Literal["randomized svd", "exact svd"]
     fit_error: Figure
@@ -122,9 +119,22 @@ class ModuleFigures(Record):
     unchanged_share: Figure
     rank_at_least: bool
     recovery: ExactRecovery | None = None
+    arithmetic: MergeArithmetic | None = Field(default=None, exclude_if=lambda found: found is None)
+
+
+class ModuleFigures(MatrixFigures):
+    """What was found in one linear module.
+
+    Attributes:
+        name: the module's full name, as in the checkpoint, without `.weight`.
+        shape: (out, in) of the weight.
+        spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
+    """
+
+    name: TensorName
+    shape: tuple[Count, Count]
     # evidence of before there were any is written back as it was: an audit compares the bytes
     spectrum: Each[Figure] = Field(default=(), exclude_if=lambda values: not values)
-    arithmetic: MergeArithmetic | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class ModuleExtraction(ModuleFigures):
@@ -151,6 +161,125 @@ class ModuleExtraction(ModuleFigures):
             The module's entry in extraction.json.
         """
         return cls(**dict(figures), alpha=alpha, transposed=transposed)
+
+
+class ExpertFigures(MatrixFigures):
+    """What was found in the matrix of one expert that changed.
+
+    Attributes:
+        expert: its number, from 0; a parameter that is one matrix has the number 0 alone.
+    """
+
+    expert: Count
+
+
+class ExpertTensorFigures(Record):
+    """What was found in one parameter that holds a matrix for each expert.
+
+    Attributes:
+        name: the parameter's full name, such as `model.layers.0.mlp.experts.gate_up_proj`.
+        shape: (experts, rows, columns) as the class has it, or (rows, columns) where it is one matrix.
+        experts: those that changed, by their numbers.
+    """
+
+    name: TensorName
+    shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3)]
+    experts: Each[ExpertFigures]
+
+    @model_validator(mode="after")
+    def _are_its_experts(self) -> Self:
+        numbers = [-1, *(found.expert for found in self.experts), self.number]
+        if any(before >= after for before, after in pairwise(numbers)):
+            raise ValueError("experts are numbers that rise, each below the first of the shape's three extents")
+        return self
+
+    @property
+    def number(self) -> int:
+        """How many experts the parameter holds, changed or not."""
+        return self.shape[0] if len(self.shape) > len(self.matrix) else 1
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The rows and columns of one expert's matrix, as stored."""
+        return self.shape[-2], self.shape[-1]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that any expert needs; all of them share it in the adapter."""
+        return max((found.rank for found in self.experts), default=0)
+
+
+class ExpertTensor(ExpertTensorFigures):
+    """One parameter of experts as the adapter holds it: its figures, and its place in the adapter's layout.
+
+    Attributes:
+        alpha: lora_alpha of this parameter; it equals the rank that each expert's factors are padded to.
+        transposed: each matrix is stored as (in, out), as the class says by `is_transposed`.
+        keys: the names of A and B in the adapter's file, as PEFT's wrapper of this parameter gives them.
+    """
+
+    alpha: Count
+    transposed: bool
+    keys: tuple[TensorName, TensorName]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The (out, in) of each expert's linear map, however its matrix is stored."""
+        rows, columns = self.matrix
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of A and B, those of unchanged experts included."""
+        return self.number * self.alpha * sum(self.matrix)
+
+    def alone(self, found: ExpertFigures) -> ModuleExtraction:
+        """Return one expert as the linear module that it is, named `NAME[3]`."""
+        figures = found.model_dump(exclude={"expert"})
+        name = f"{self.name}[{found.expert}]"
+        return ModuleExtraction(**figures, name=name, shape=self.matrix, alpha=self.alpha, transposed=self.transposed)
+
+    @property
+    def together(self) -> ModuleExtraction:
+        """All experts as one module, for charts and tables: root mean squares, and the values nearest to the noise.
+
+        Errors are relative to the update of all of them, its root mean square is over all weights of the parameter,
+        and shares are those of the experts that changed.
+        """
+        rows, columns = self.matrix
+        nearest = min((one for one in self.experts if one.rank), key=lambda one: _over(one.sigma_r, one.noise_edge))
+        fit, expected = (self._mean_square(field) ** 0.5 for field in ("fit_error", "expected_error"))
+        return ModuleExtraction(
+            name=self.name,
+            shape=(self.number * rows, columns),
+            rank=self.rank,
+            alpha=self.alpha,
+            transposed=self.transposed,
+            method=nearest.method,
+            fit_error=fit,
+            relative_error=self._mean_square("relative_error") ** 0.5,
+            rounding_floor=self._mean_square("rounding_floor") ** 0.5,
+            expected_error=expected,
+            ratio=fit / expected if expected else None,
+            sigma_1=max(one.sigma_1 for one in self.experts),
+            sigma_r=nearest.sigma_r,
+            sigma_next=nearest.sigma_next,
+            noise_edge=nearest.noise_edge,
+            update_rms=(sum(one.update_rms**2 for one in self.experts) / self.number) ** 0.5,
+            exact_share=statistics.fmean(one.exact_share for one in self.experts),
+            unchanged_share=statistics.fmean(one.unchanged_share for one in self.experts),
+            rank_at_least=any(one.rank_at_least for one in self.experts),
+        )
+
+    def _mean_square(self, field: str) -> float:
+        """Return the mean of a relative figure's square, each expert counting by the square of its update."""
+        weights = [one.update_rms**2 for one in self.experts]
+        squares = [getattr(one, field) ** 2 for one in self.experts]
+        return sum(w * s for w, s in zip(weights, squares, strict=True)) / sum(weights) if any(weights) else 0.0
+
+
+def _over(value: float, edge: float) -> float:
+    return value / edge if edge else math.inf
 
 
 class DifferentTensor(Record):
@@ -240,7 +369,9 @@ class RankCount(Record):
 
 
 class ExtractionSummary(Record):
-    """The extraction in a few figures; everything here follows from `modules` and the two headers.
+    """The extraction in a few figures; everything here follows from `modules`, `experts` and the two headers.
+
+    Figures over modules count the matrix of each changed expert as one.
 
     Attributes:
         linears: modules with an adapter.
@@ -262,6 +393,7 @@ class ExtractionSummary(Record):
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
         merge_arithmetic: how modules were merged that were not merged the usual way, and how many.
+        experts: the parameters of experts; absent where the adapter has none.
     """
 
     linears: Count
@@ -289,6 +421,7 @@ class ExtractionSummary(Record):
     recovery: "RecoverySummary | None" = None
     exports: Each[ExportFile] = ()
     merge_arithmetic: Each[CountedArithmetic] = Field(default=(), exclude_if=lambda found: not found)
+    experts: "ExpertSummary | None" = Field(default=None, exclude_if=lambda found: found is None)
 
     @property
     def written(self) -> dict[str, FileDigest]:
@@ -297,6 +430,32 @@ class ExtractionSummary(Record):
         return (
             {ADAPTER: self.adapter, ADAPTER_CONFIG: self.config} | residual | {file.name: file for file in self.exports}
         )
+
+
+class ExpertSummary(Record):
+    """The experts of an adapter in a few figures.
+
+    Attributes:
+        tensors: parameters that PEFT adapts by `target_parameters`.
+        matrices: experts in all of them.
+        changed: those that differ between base and source.
+        silent: those of them that stay within rounding noise and have no factors.
+        rank: least, median and greatest over the changed ones that have factors.
+        relative_error: the same of |D - BA| / |D|.
+        share: of the squared norm of all differences.
+        parameters: elements of A and B.
+        weights: elements of the matrices that changed.
+    """
+
+    tensors: Count
+    matrices: Count
+    changed: Count
+    silent: Count
+    rank: Spread
+    relative_error: Spread
+    share: Figure
+    parameters: Count
+    weights: Count
 
 
 class RecoverySummary(Record):
@@ -371,6 +530,8 @@ class Tools(Record):
 class Extraction(Record):
     """extraction.json: one per variant, beside its adapter.
 
+    `experts` are parameters that PEFT adapts by `target_parameters`; evidence of a model without has no such field.
+
     `loaders` stands in releases from before there was a loaders.json. It is read, and no longer written: an
     empty one is left out.
     """
@@ -384,5 +545,11 @@ class Extraction(Record):
     tools: Tools
     summary: ExtractionSummary
     modules: Each[ModuleExtraction]
+    experts: Each[ExpertTensor] = Field(default=(), exclude_if=lambda found: not found)
     # evidence that has some is written back as it was: an audit compares the bytes
     loaders: Each[LoaderVerdict] = Field(default=(), exclude_if=lambda verdicts: not verdicts)
+
+    @property
+    def places(self) -> tuple[ModuleExtraction, ...]:
+        """All that the adapter changes, for charts and tables: its modules, and each parameter of experts as one."""
+        return (*self.modules, *(tensor.together for tensor in self.experts if tensor.rank))

@@ -171,7 +171,7 @@ def _percent(share: float) -> str:
 
 def error_map(extraction: Extraction) -> Chart:
     """Draw each module's relative error over what merge rounding leaves: layers across, modules of a layer down."""
-    modules = extraction.modules
+    modules = extraction.places
     rows = list(dict.fromkeys(spot_of(m.name).part for m in sorted(modules, key=lambda m: spot_of(m.name).block)))
     columns = _Columns.of(modules, left=_names_width(rows, most=_NAMES_MOST))
     height = _LOW_ROW if len(rows) > _MANY_ROWS else _ROW
@@ -255,7 +255,7 @@ def chosen_modules(extraction: Extraction) -> tuple[ModuleExtraction, ...]:
 
     Their distance is the smallest value kept over the noise edge. Where none leaves anything out, all are candidates.
     """
-    known = [module for module in extraction.modules if module.spectrum]
+    known = [module for module in extraction.places if module.spectrum]
     known = [module for module in known if module.sigma_next is not None] or known
     ordered = sorted(known, key=lambda module: (margin(module), module.name))
     places = sorted({0, len(ordered) // 2, len(ordered) - 1}) if ordered else []
@@ -299,7 +299,7 @@ def _cut(text: str, width: float) -> str:
 
 def layer_sizes(extraction: Extraction) -> Chart:
     """Draw the update's squared Frobenius norm by layer, and which part of the layer it is in."""
-    modules, left, bottom = extraction.modules, _PLOT_LEFT, _PLOT_BOTTOM
+    modules, left, bottom = extraction.places, _PLOT_LEFT, _PLOT_BOTTOM
     tones = _tones(modules, _square)
     columns = _Columns.of(modules, left=left)
     stacks = _by(modules, lambda module: spot_of(module.name).column)
@@ -368,7 +368,7 @@ _SHARE_RADIUS = 2.8  # of the dots
 
 def exact_shares(extraction: Extraction) -> Chart:
     """Draw which share of each module's weights a merge gives exactly as released, layer by layer."""
-    modules, left, bottom = extraction.modules, _PLOT_LEFT, _PLOT_BOTTOM
+    modules, left, bottom = extraction.places, _PLOT_LEFT, _PLOT_BOTTOM
     tones = _tones(modules, _square)
     columns = _Columns.of(modules, left=left)
     shares = [module.exact_share for module in modules]

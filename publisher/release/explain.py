@@ -37,7 +37,7 @@ def explain(name: str, found: ReleaseEvidence) -> tuple[Explained, ...]:
         ManifestError: no module goes by that name, or several do; with the nearest names.
     """
     wanted = name.removesuffix(".weight")
-    every = [_Found(evidence, module) for evidence in found.adapters for module in evidence.extraction.modules]
+    every = [_Found(evidence, module) for evidence in found.adapters for module in evidence.extraction.places]
     matching = [one for one in every if one.module.name == wanted]
     matching = matching or [one for one in every if one.module.name.endswith(f".{wanted}")]
     names = sorted({one.module.name for one in matching})
@@ -140,4 +140,4 @@ def _files(extraction: Extraction, module: ModuleExtraction) -> Iterator[tuple[s
 
 def module_names(found: ReleaseEvidence) -> list[str]:
     """Return the names of all modules, for a shell to complete."""
-    return sorted({module.name for evidence in found.adapters for module in evidence.extraction.modules})
+    return sorted({module.name for evidence in found.adapters for module in evidence.extraction.places})

@@ -11,7 +11,7 @@ from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.manifest.schema import Reference
 from publisher.records import formats
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import Extraction, ExtractionSummary, Tools
+from publisher.records.extraction import ExpertSummary, Extraction, ExtractionSummary, Tools
 from publisher.records.filenames import ERRORS_CHART, RESIDUAL, SPECTRUM_CHART
 from publisher.release.charts import card_chart_names
 from publisher.release.evidence import VariantEvidence
@@ -50,16 +50,24 @@ def size(octets: int) -> Markdown:
 def extent(summary: ExtractionSummary) -> str:
     """Return how much of the model is adapted: `186 linears, layers 40–63`, or `248 linears, all 32 layers`.
 
-    Where names have no layer, it is `2 linears`.
+    Where names have no layer, it is `2 linears`; parameters of experts are counted after the linears.
     """
     total = summary.layers_total
     if not summary.layers:
-        return linears(summary.linears)
+        return places(summary)
     if total > 1 and summary.layers == f"0-{total - 1}":
         where = f"all {total} layers"
     else:
         where = f"layer{'s' * (not summary.layers.isdigit())} {summary.layers.replace('-', '–')}"
-    return f"{linears(summary.linears)}, {where}"
+    return f"{places(summary)}, {where}"
+
+
+def places(summary: ExtractionSummary) -> str:
+    """Return how many linears are adapted, and how many parameters of experts: `24 linears and 16 expert tensors`."""
+    if summary.experts is None:
+        return linears(summary.linears)
+    tensors = f"{count(summary.experts.tensors)} expert tensor{'s' * (summary.experts.tensors != 1)}"
+    return f"{linears(summary.linears)} and {tensors}" if summary.linears else tensors
 
 
 def linears(number: int) -> Markdown:
@@ -80,8 +88,14 @@ def full_width(extraction: Extraction, rank: int) -> bool:
 
 
 def uncertain(extraction: Extraction) -> int:
-    """Return how many modules have their smallest value in the noise, so that their true rank may be higher."""
-    return sum(module.rank_at_least for module in extraction.modules)
+    """Return how many modules and experts have their smallest value in the noise: their true rank may be higher."""
+    experts = (found for tensor in extraction.experts for found in tensor.experts)
+    return sum(found.rank_at_least for found in (*extraction.modules, *experts))
+
+
+def outgrows(experts: ExpertSummary) -> bool:
+    """Return whether the factors of experts take more than half of what the weights that they change take."""
+    return experts.parameters > experts.weights / 2
 
 
 def chart_paths(evidence: VariantEvidence) -> tuple[str, ...]:
@@ -138,6 +152,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
         size,
         linears,
         extent,
+        places,
+        outgrows,
         checkpoint,
         full_width,
         uncertain,

@@ -59,7 +59,7 @@ def render_report(found: ReleaseEvidence) -> str:
 
 
 def _section(evidence: Evidence) -> _Section:
-    rows = tuple(map(_row, evidence.extraction.modules))
+    rows = tuple(map(_row, evidence.extraction.places))
     sets = [_Set(one.name, one) for one in evidence.sets]
     sets += [_Set(f"{one.name}, FP8 base", one) for one in evidence.fp8_sets]
     levels = Counter[str](row.verdict.level for row in rows)
@@ -68,7 +68,7 @@ def _section(evidence: Evidence) -> _Section:
 
 def _prefix(evidence: Evidence) -> str:
     """Return what all names of modules share, up to a point: `model.layers.`."""
-    levels = zip(*(module.name.split(".")[:-1] for module in evidence.extraction.modules), strict=False)
+    levels = zip(*(module.name.split(".")[:-1] for module in evidence.extraction.places), strict=False)
     return "".join(f"{level[0]}." for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 

@@ -22,7 +22,6 @@ from publisher.records.sealed import read_sealed, write_sealed
 
 STAGED, WORK = Path("dist/m"), Path("dist/m.work")
 ROOT = WORK / "root"
-REHEARSED = 3
 CHECKPOINT_FLIPS, MANY_CHECKPOINT_FLIPS = 4, 16
 
 
@@ -176,18 +175,26 @@ def require_undamaged_after_a_flip(
     assert changes(sound) == [], f"bit {bit} of {file}: {told}"
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        killed_at_the_end_of_the_verification,
+        pytest.param(nothing_was_killed, marks=pytest.mark.long),
+        pytest.param(killed_before_the_verification_was_marked, marks=pytest.mark.long),
+    ],
+    ids=lambda state: state.__name__,
+)
 def test_after_one_flipped_bit_a_rehearsal_publishes_what_the_undamaged_one_does(
-    sound: dict[str, bytes], tmp_path: Path
+    sound: dict[str, bytes], tmp_path: Path, state: Callable[[], None]
 ) -> None:
-    chance = random.Random(5)  # noqa: S311 - places, not secrets
-    for number in range(REHEARSED):
-        restore(tmp_path)
-        list(STATES)[number]()
-        file = chance.choice(files_of(STAGED, WORK))
-        bit = chance.randrange(8 * file.stat().st_size)
-        flip(file, bit)
-        again(rehearse=True)  # it reads back what it has published
-        assert staged() == sound, f"bit {bit} of {file}"
+    chance = random.Random(state.__name__)  # noqa: S311 - places, not secrets
+    restore(tmp_path)
+    state()
+    file = chance.choice(files_of(STAGED, WORK))
+    bit = chance.randrange(8 * file.stat().st_size)
+    flip(file, bit)
+    again(rehearse=True)  # it reads back what it has published
+    assert staged() == sound, f"bit {bit} of {file}"
 
 
 def test_a_push_alone_refuses_a_staged_tree_with_one_flipped_bit(sound: dict[str, bytes], tmp_path: Path) -> None:

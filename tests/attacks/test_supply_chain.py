@@ -229,7 +229,7 @@ def test_all_tests_are_collected_wherever_the_suite_runs() -> None:
     assert [path for path in files if not path.name.startswith("test_")] == []
     runs = [line for name in ("wheel.yml", "ci.yml") for job in workflow(name)["jobs"].values() if "steps" in job
             for line in commands(job) if "pytest" in line]  # fmt: skip
-    assert runs == ["python -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder"] * 2
+    assert runs == ["python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder"] * 2
 
 
 # --- the wheel itself ---------------------------------------------------------------------------------------

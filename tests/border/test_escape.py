@@ -95,6 +95,7 @@ def rendered(markdown: str) -> tuple[str, list[str]]:
 @example("a&", "before {}lt; after")
 @example("\\|", PLACES[6])
 @example("!", "{}[x](y)")
+@example(" ", "{}")
 def test_markdown_shows_the_text_as_it_is_wherever_it_stands(text: str, place: str) -> None:
     shown, tags = rendered(place.format(for_markdown(text)))
     plain, meant = rendered(place.format("PLAIN"))

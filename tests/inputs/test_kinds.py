@@ -158,15 +158,19 @@ def fuse_experts(pair: Pair) -> None:
         pair.change(fuse, side=side)
 
 
-def test_fused_experts_are_named_with_their_share_and_may_be_left_out(make_pair: MakePair) -> None:
+def test_fused_experts_are_adapted_each_at_its_rank_and_may_be_left_out(make_pair: MakePair) -> None:
     pair = make_pair("Qwen3_5MoeText", r"self_attn\.q_proj|experts\.\d\.down_proj")
     fuse_experts(pair)
-    message = refused(pair)
-    assert re.search(
-        r"  model\.layers\.1\.mlp\.experts\.down_proj \(4x32x16, BF16\), \d+\.\d\d% of the update", message
-    )
+    extraction = pair.extracted()
+    first, second = extraction.experts
+    assert (first.name, first.shape) == ("model.layers.0.mlp.experts.down_proj", (4, 32, 16))
+    assert [found.rank for found in (*first.experts, *second.experts)] == 8 * [RANK]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
     extraction = pair.extracted(ignore=["*.experts.down_proj"])
     assert sum(left.share or 0 for left in extraction.summary.left_out) > 0.5
+    assert extraction.experts == ()
 
 
 def test_fused_experts_can_be_carried_whole(make_pair: MakePair) -> None:

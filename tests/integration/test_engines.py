@@ -16,6 +16,8 @@ from publisher.errors import EngineError, ExtractionError, ManifestError
 from tests.clusters import ROOT, Machines, Squares
 from tests.manypairs import make_pair
 
+STANDING = (0, pytest.param(1000, marks=pytest.mark.long))  # bytes that a worker keeps between units
+
 
 def unheard(what: str) -> None:
     assert what
@@ -58,19 +60,19 @@ def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 # --- either engine ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("standing", [0, 1000])
+@pytest.mark.parametrize("standing", STANDING)
 def test_every_unit_gives_its_result_once(engine: Engine, tmp_path: Path, standing: int) -> None:
     job = Squares(tmp_path, standing_=standing)
     assert squared(engine, job, range(20)) == {unit: unit * unit for unit in range(20)}
     assert left(tmp_path, "tried") == 20
 
 
-@pytest.mark.parametrize("standing", [0, 1000])
+@pytest.mark.parametrize("standing", STANDING)
 def test_no_units_are_no_work(engine: Engine, tmp_path: Path, standing: int) -> None:
     assert squared(engine, Squares(tmp_path, standing_=standing), []) == {}
 
 
-@pytest.mark.parametrize("standing", [0, 1000])
+@pytest.mark.parametrize("standing", STANDING)
 def test_what_a_job_says_about_its_unit_ends_the_run_at_once_in_its_own_words(
     engine: Engine, tmp_path: Path, standing: int
 ) -> None:
@@ -144,7 +146,7 @@ def test_no_more_workers_are_started_than_there_are_units(ray_engine: OnRay, tmp
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("standing", [0, 1000])
+@pytest.mark.parametrize("standing", STANDING)
 def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_path: Path, standing: int) -> None:
     job = Squares(tmp_path, fails="dies once", standing_=standing)
     assert squared(ray_engine, job, range(20)) == {unit: unit * unit for unit in range(20)}
@@ -153,7 +155,7 @@ def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("standing", [0, 1000])
+@pytest.mark.parametrize("standing", STANDING)
 @pytest.mark.parametrize(
     ("fails", "reason"),
     [

@@ -17,7 +17,7 @@ from publisher.manifest.pin import pin
 from publisher.manifest.reading import load_manifest
 from publisher.manifest.schema import Manifest, Reference
 from publisher.pipeline.stages.fetch import fetch
-from publisher.records.progress import Octets
+from publisher.records.progress import Octets, silent
 
 WEIGHTS = {"model.layers.0.q_proj.weight": (8, 4), "lm_head.weight": (6, 4)}
 
@@ -96,6 +96,47 @@ def test_a_download_is_told_in_bytes_until_all_of_them_are_there(
 
 
 @pytest.mark.usefixtures("hub")
+def test_what_a_repository_is_gets_named_before_its_weights_are_downloaded(tmp_path: Path) -> None:
+    packed = _sharded(tmp_path / "packed")
+    name = "model.layers.0.q_proj.weight.absmax"
+    save_file({name: torch.ones(8)}, packed / "model-0.safetensors")
+    index = {"weight_map": {name: "model-0.safetensors", "lm_head.weight": "model-1.safetensors"}}
+    (packed / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (packed / "config.json").write_text(json.dumps(config))
+    (packed / "README.md").write_text("---\nbase_model: [o/base]\n---\n")
+    _upload("o/packed", packed)
+    told = r"o/packed@[0-9a-f]{8} is quantised: bitsandbytes \(4-bit\).*\(its card names o/base\)"
+    commit = resolve_revision("o/packed", "main")
+    for read in (
+        lambda: new_manifest(tuned="o/tuned", base="o/packed"),
+        lambda: new_manifest(tuned="o/packed", base="o/base"),
+        lambda: fetch(Reference(repo="o/packed", revision=commit), memo=tmp_path / "memo.json", progress=silent),
+        lambda: fetch(
+            Reference(repo="o/packed", revision=commit), memo=tmp_path / "memo.json", progress=silent, stream=True
+        ),
+    ):
+        with pytest.raises(FetchError, match=told):
+            read()
+    assert not list(Path(constants.HF_HUB_CACHE).glob("models--o--packed/snapshots/*/model-*.safetensors"))
+
+
+@pytest.mark.usefixtures("hub")
+def test_an_adapters_repository_is_named_though_it_has_no_config(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    _upload("o/adapter", tmp_path / "adapter")
+    reference = Reference(repo="o/adapter", revision=resolve_revision("o/adapter", "main"))
+    for read in (
+        lambda: new_manifest(tuned="o/adapter", base="o/base"),
+        lambda: fetch(reference, memo=tmp_path / "memo.json", progress=silent),
+        lambda: fetch(reference, memo=tmp_path / "memo.json", progress=silent, stream=True),
+    ):
+        with pytest.raises(FetchError, match=r"o/adapter@[0-9a-f]{8} holds a PEFT adapter"):
+            read()
+
+
+@pytest.mark.usefixtures("hub")
 def test_new_pins_what_it_reads_and_takes_the_stated_licence(tmp_path: Path) -> None:
     manifest = written(new_manifest(tuned="o/tuned", base="o/base@v1"), tmp_path)
     variant = manifest.variants[0]
@@ -127,7 +168,7 @@ def test_new_says_what_a_repository_lacks() -> None:
         new_manifest(tuned="o/none", base="o/base")
     with pytest.raises(HubError, match="o/base has no revision v9"):
         new_manifest(tuned="o/tuned", base="o/base@v9")
-    with pytest.raises(FetchError, match=r"o/pickled@[0-9a-f]{8} holds only pytorch_model\.bin"):
+    with pytest.raises(FetchError, match=r"o/pickled@[0-9a-f]{8} holds only pickled weights.*pytorch_model\.bin"):
         new_manifest(tuned="o/pickled", base="o/base")
 
 

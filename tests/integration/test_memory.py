@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.long
 SIZE, RANK = 1536, 256  # 4.7 MB a weight and side, 1.6 MB its factors
 EQUAL = (24, SIZE, SIZE)  # 113 MB a side
 SLACK = 100e6  # bytes: what an allocator keeps by it differs from run to run, by up to 60 MB

@@ -74,6 +74,7 @@ def test_checkpoints_tokenizer_and_requests_come_from_the_hub_and_a_second_run_r
     assert publish(last="push").variants[0].reused == ("extract", "validate", "loaders", "verify")
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_on_a_cluster_the_workers_fetch_what_they_need_and_the_driver_stores_no_weights(
     hub: LocalHub, tmp_path: Path

@@ -278,8 +278,8 @@ def test_an_adapter_that_changes_nothing_is_found_even_if_its_claims_admit_it() 
         with bases, sources:
             for module in claims["modules"]:
                 key, name = f"base_model.model.{module['name']}", f"{module['name']}.weight"
-                factors = {"b": weights[f"{key}.lora_B.weight"], "a": weights[f"{key}.lora_A.weight"]}
-                quality = merge_quality(base=bases.read(name), tuned=sources.read(name), b=factors["b"], a=factors["a"])
+                b, a = (weights[f"{key}.lora_{half}.weight"] for half in "BA")
+                quality = merge_quality(base=bases.read(name), tuned=sources.read(name), b=b, a=a)
                 share = quality.exact_elements / (module["shape"][0] * module["shape"][1])
                 module.update(relative_error=quality.relative_error, exact_share=share)
 

@@ -9,6 +9,7 @@ It refuses checkpoints whose tensors do not match, a base equal to the fine-tune
 the manifest neither leaves out nor carries whole, and whatever contradicts the manifest's `expect`.
 """
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 import torch
 
 from publisher.adapters.exports import require_exportable, write_exports
+from publisher.adapters.loading import parameter_keys
+from publisher.adapters.parameters import planned_experts
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned_residuals
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
@@ -28,6 +31,8 @@ from publisher.engines import Engine, Machine
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_low_rank, require_related, require_signal
 from publisher.extraction.comparison import Comparison, compare
+from publisher.extraction.experts import extract_experts
+from publisher.extraction.matrices import matrices, widest_rank
 from publisher.extraction.module import extract_modules
 from publisher.extraction.module_cache import ModuleCache, open_module_cache
 from publisher.extraction.preflight import ranges
@@ -35,7 +40,16 @@ from publisher.extraction.summary import summarise
 from publisher.manifest.schema import AdapterSettings, Expectation, Variant
 from publisher.records import provenance
 from publisher.records.checkpoint import FileDigest, Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction, ModuleFigures, SavedModule, Settings, Tools
+from publisher.records.extraction import (
+    ExpertTensor,
+    ExpertTensorFigures,
+    Extraction,
+    ModuleExtraction,
+    ModuleFigures,
+    SavedModule,
+    Settings,
+    Tools,
+)
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION, RESIDUAL
 from publisher.records.files import canonical_json, digest_of, no_room, write_text
 from publisher.records.progress import Progress
@@ -75,15 +89,25 @@ def extract(
         seen = compare(both, settings, model_class=variant.model_class, engine=engine, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
         _require_intervals(seen, settings, both, label=variant.label)
+        _require_without_experts(seen, settings, label=variant.label)
         _require_exports(seen, settings, both, model_class=variant.model_class)
-        require_related(seen.changed, both.readers)
+        require_related(seen.adapted, both.readers)
         cache = open_module_cache(work, _arithmetic_key(settings, both.snapshots, machine=engine.machine, tools=tools))
         _require_room(seen, settings, both, cache=cache)
         figures = extract_modules(seen.changed, settings, both, cache=cache, engine=engine, progress=progress)
         require_signal(figures)
-        require_low_rank(figures, found=not isinstance(settings.rank, int))
+        experts = extract_experts(seen.experts, settings, both, cache=cache, engine=engine, progress=progress)
+        require_low_rank(matrices(figures, experts), both.readers, found=not isinstance(settings.rank, int))
         progress("writing the adapter")
-        adapter = _Adapter(settings, _placed(figures, seen, layout=settings.layout), seen.saved, both, cache)
+        uniform = widest_rank(figures, experts) if settings.layout == "uniform" else None
+        adapter = _Adapter(
+            settings,
+            _placed(figures, seen, uniform=uniform),
+            _placed_experts(experts, seen, uniform=uniform, model_class=variant.model_class, config=base.folder),
+            saved=seen.saved,
+            both=both,
+            cache=cache,
+        )
         adapter.write(staged)
     exports = write_exports(
         settings.exports,
@@ -122,8 +146,10 @@ def _evidence(
             config=FileDigest.of(staged / ADAPTER_CONFIG),
             residual=FileDigest.of(residual) if residual.is_file() else None,
             exports=exports,
+            experts=adapter.experts,
         ),
         modules=adapter.modules,
+        experts=adapter.experts,
     )
 
 
@@ -147,14 +173,28 @@ def _require_intervals(seen: Comparison, settings: AdapterSettings, both: Checkp
     if settings.method != "exact":
         return
     headers = both.headers.tuned
-    wrong = [name for name in seen.changed if torch_dtype(headers[name]) not in (torch.bfloat16, torch.float16)]
-    wrong = list(seen.changed) if "source" in seen.fp8 else wrong
+    wrong = [name for name in seen.adapted if torch_dtype(headers[name]) not in (torch.bfloat16, torch.float16)]
+    wrong = list(seen.adapted) if "source" in seen.fp8 else wrong
     if wrong:
         stored = "FP8" if "source" in seen.fp8 else headers[wrong[0]].dtype
         raise ExtractionError(
             f"{label}: {counted(len(wrong), 'weight')} of the source in {stored}:\n{listed(wrong)}\n",
             expected="bf16 or fp16 weights for adapter.method exact, which goes by the interval that rounded to each",
             next_step="set adapter.method: svd in the manifest",
+        )
+
+
+def _require_without_experts(seen: Comparison, settings: AdapterSettings, *, label: str) -> None:
+    """Require that nothing is asked for that parameters of experts cannot have."""
+    if not seen.experts:
+        return
+    asked = ["adapter.residual"] * settings.residual + [f"adapter.exports: {name}" for name in settings.exports]
+    if asked:
+        raise ExtractionError(
+            f"{label}: {' and '.join(asked)} with {counted(len(seen.experts), 'parameter')} of experts:\n"
+            f"{listed(seen.experts)}\n",
+            expected="changes in linear modules alone for what is asked for",
+            next_step="remove it from the manifest, or name these parameters under adapter.ignore",
         )
 
 
@@ -173,6 +213,8 @@ def _require_room(seen: Comparison, settings: AdapterSettings, both: CheckpointP
     shapes = [both.headers.tuned[name].shape for name in seen.changed]
     width = ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * width
+    for shape in (both.headers.tuned[name].shape for name in seen.experts):
+        adapter += math.prod(shape[:-2]) * min(settings.rank, *shape[-2:]) * sum(shape[-2:]) * width
     exports = sum(map(sum, shapes)) * settings.rank * sum({"gguf": 4, "mlx": width}[one] for one in settings.exports)
     needed = 2 * adapter + exports - cache.size()
     work = cache.folder.parent
@@ -192,14 +234,33 @@ def _arithmetic_key(settings: AdapterSettings, snapshots: Sides[Snapshot], *, ma
     return digest_of([checkpoints, arithmetic, tools.code, tools.device, tools.packages, digits])
 
 
-def _placed(figures: Sequence[ModuleFigures], seen: Comparison, *, layout: str) -> tuple[ModuleExtraction, ...]:
-    """Return the modules in the adapter's layout: `uniform` pads every factor to the widest rank."""
-    rank = max(found.rank for found in figures)
+def _placed(figures: Sequence[ModuleFigures], seen: Comparison, *, uniform: int | None) -> tuple[ModuleExtraction, ...]:
+    """Return the modules in the adapter's layout, with every factor padded to the rank `uniform` where there is one."""
     return tuple(
         ModuleExtraction.of(
             found,
-            alpha=rank if layout == "uniform" else found.rank,
+            alpha=uniform or found.rank,
             transposed=f"{found.name}.weight" in seen.transposed,
+        )
+        for found in figures
+    )
+
+
+def _placed_experts(
+    figures: Sequence[ExpertTensorFigures],
+    seen: Comparison,
+    *,
+    uniform: int | None,
+    model_class: str,
+    config: Path,
+) -> tuple[ExpertTensor, ...]:
+    """Return the parameters of experts in the adapter's layout, with the names that PEFT has for their factors."""
+    if not figures:
+        return ()
+    keys = parameter_keys(model_class, [found.name for found in figures], config=config)
+    return tuple(
+        ExpertTensor(
+            **dict(found), alpha=uniform or found.rank, transposed=found.name in seen.transposed, keys=keys[found.name]
         )
         for found in figures
     )
@@ -215,6 +276,7 @@ class _Adapter:
     Attributes:
         settings: the manifest's `adapter`.
         modules: in the adapter's layout.
+        experts: parameters of experts, in the same layout.
         saved: modules that are stored whole.
         both: the checkpoints, of which whole modules are read.
         cache: where the modules' factors are.
@@ -222,6 +284,7 @@ class _Adapter:
 
     settings: AdapterSettings
     modules: tuple[ModuleExtraction, ...]
+    experts: tuple[ExpertTensor, ...]
     saved: tuple[SavedModule, ...]
     both: CheckpointPair
     cache: ModuleCache
@@ -231,9 +294,10 @@ class _Adapter:
         config = adapter_config(
             self.modules,
             task_type=self.settings.task_type,
-            rank=max(module.rank for module in self.modules),
+            rank=widest_rank(self.modules, self.experts),
             base=self.both.snapshots.base.checkpoint,
             carried=self.saved,
+            experts=self.experts,
         )
         write_text(staged / ADAPTER_CONFIG, canonical_json(config))
         write_adapter(
@@ -242,12 +306,18 @@ class _Adapter:
             dtype=ADAPTER_DTYPES[self.settings.dtype],
             load=self.cache.factors,
             carried={key: self._whole(name) for key, name in carried_keys(self.saved).items()},
+            experts={key: tensor for one in self.experts for key, tensor in self._experts(one).items()},
         )
         (staged / RESIDUAL).unlink(missing_ok=True)
         if self.settings.residual:
             header = self.both.headers.tuned[f"{self.modules[0].name}.weight"]
             tensors = planned_residuals(self.modules, self.cache.residual, dtype=torch_dtype(header))
             write_tensors(staged / RESIDUAL, tensors)
+
+    def _experts(self, tensor: ExpertTensor) -> dict[str, Planned]:
+        """Return the factors of a parameter of experts, which are read when they are written."""
+        load = partial(self.cache.expert_factors, tensor)
+        return planned_experts(tensor, load, dtype=ADAPTER_DTYPES[self.settings.dtype])
 
     def _whole(self, name: str) -> Planned:
         """Return a tensor of the tuned checkpoint that is read when it is written."""

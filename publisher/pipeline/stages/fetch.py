@@ -19,7 +19,9 @@ from publisher.checkpoints.files import (
     weight_entry,
 )
 from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.remote_headers import remote_entries
 from publisher.checkpoints.snapshots import headers_of
+from publisher.checkpoints.tensor_formats import speaks_of_quantisation
 from publisher.engines.io_threads import thread_pool
 from publisher.errors import FetchError, MissingFileError
 from publisher.hub import client as hub
@@ -131,10 +133,14 @@ def _local_checkpoint(files: tuple[FileDigest, ...], folder: Path) -> Checkpoint
 def _download(reference: Reference, progress: Progress) -> Path:
     repo, revision = reference.repo or "", reference.revision or ""
     progress(f"fetching {repo}@{revision[:8]}")
-    folder = hub.download(repo, revision, filename=MODEL_CONFIG).parent
+    folder = _download_config(repo, revision)
     _download_entry(repo, revision)
     missing = [name for name in checkpoint_files(folder) if not hub.is_cached(repo, revision, filename=name)]
     sizes = {file.path: file.size for file in hub.list_files(repo, revision)} if missing else {}
+    config = read_config(folder)
+    if missing and speaks_of_quantisation(config):  # what is not read here need not be downloaded first
+        checkpoint = Checkpoint(kind="hub", name=repo, revision=revision, files=())
+        remote_entries(checkpoint, filter(_is_weights, checkpoint_files(folder)), sizes=sizes, config=config)
     total, before = Octets(sum(sizes.get(name, 0) for name in missing)), 0
     for name in missing:
         report = _reporting(f"downloading {repo} {name}", progress, before=before, total=total)
@@ -142,6 +148,10 @@ def _download(reference: Reference, progress: Progress) -> Path:
         hub.download(repo, revision, filename=name, on_bytes=report)
         before += sizes.get(name, 0)
     return folder
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(".safetensors")
 
 
 def _reporting(what: str, progress: Progress, *, before: int, total: Octets) -> Callable[[int], None]:
@@ -154,6 +164,15 @@ def _reporting(what: str, progress: Progress, *, before: int, total: Octets) -> 
         progress(what, done, total)
 
     return report
+
+
+def _download_config(repo: str, revision: str) -> Path:
+    """Return the folder of config.json, without which a repository is said to be what it holds instead."""
+    try:
+        return hub.download(repo, revision, filename=MODEL_CONFIG).parent
+    except MissingFileError:
+        weight_entry([file.path for file in hub.list_files(repo, revision)], where=f"{repo}@{revision[:8]}")
+        raise
 
 
 def _download_entry(repo: str, revision: str) -> None:

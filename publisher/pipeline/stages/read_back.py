@@ -87,6 +87,7 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
     request = {
         "model_class": variant.model_class,
         "modules": [module.model_dump(mode="json") for module in extraction.modules],
+        "experts": [tensor.model_dump(mode="json") for tensor in extraction.experts],
         "config": str(base_config(variant)),
         "repo": published.repo,
         "subfolder": variant.folder,
@@ -148,13 +149,15 @@ def _require_none(problems: Sequence[str], published: Published) -> None:
 def _problems(request: Mapping[str, Any]) -> list[str]:
     """Return what keeps PEFT from loading the published adapter; this runs in the other process."""
     from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
-    from publisher.records.extraction import ModuleExtraction
+    from publisher.records.extraction import ExpertTensor, ModuleExtraction
 
     adapter = AdapterLocation(request["repo"], subfolder=request["subfolder"], revision=request["commit"])
     modules = [ModuleExtraction.model_validate(module) for module in request["modules"]]
+    experts = [ExpertTensor.model_validate(tensor) for tensor in request["experts"]]
     try:
         with quiet():
-            return loading_problems(request["model_class"], modules, config=Path(request["config"]), adapter=adapter)
+            config = Path(request["config"])
+            return loading_problems(request["model_class"], modules, config=config, adapter=adapter, experts=experts)
     except PublisherError as error:
         return [str(error)]
 

@@ -64,8 +64,8 @@ def validate(
     require_no_problems(problems, "the summary in extraction.json does not follow from its modules")
     return Validation(
         path=variant.path,
-        modules=len(extraction.modules),
-        tensors=2 * len(extraction.modules) + len(carried_keys(extraction.summary.carried)),
+        modules=len(extraction.modules) + len(extraction.experts),
+        tensors=2 * (len(extraction.modules) + len(extraction.experts)) + len(carried_keys(extraction.summary.carried)),
         largest_claim_difference=difference,
         function=function,
         function_skipped=obstacle,

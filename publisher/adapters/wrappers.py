@@ -1,0 +1,71 @@
+"""PEFT's wrappers of single parameters (`target_parameters`): what they wrap, and under which names they are saved."""
+
+import re
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import ParamWrapper
+
+from publisher.adapters.peft_files import KEY_PREFIX
+from publisher.records.extraction import ExpertTensor
+
+_IDLE_KEYS = re.compile(
+    r"The following \w+ keys did not match any targeted module and were ignored: (\[.*\])\.", re.DOTALL
+)
+
+
+def stand_in_parameters(model: Any, wanted: Sequence[str]) -> None:
+    """Give each parameter that PEFT takes for one of these names a stand-in on the CPU, which has no memory.
+
+    Args:
+        model: without weights; changed in place.
+        wanted: names of `target_parameters`: whole ones, or their ends after a dot, as PEFT matches them.
+    """
+    for name, parameter in list(model.named_parameters()):
+        if any(f".{name}".endswith(f".{end}") for end in wanted):
+            holder, _, leaf = name.rpartition(".")
+            there = torch.nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
+            setattr(model.get_submodule(holder), leaf, there)
+
+
+def wrapper_keys(loaded: Any) -> dict[str, tuple[str, str]]:
+    """Return the keys of A and B in an adapter's file, by the full name of each parameter that PEFT has wrapped."""
+    return {
+        f"{place.removeprefix(KEY_PREFIX).replace('.base_layer', '')}.{layer.parameter_name}": (
+            f"{place}.lora_A.weight",
+            f"{place}.lora_B.weight",
+        )
+        for place, layer in loaded.named_modules()
+        if isinstance(layer, ParamWrapper)
+    }
+
+
+def wrapper_problems(loaded: Any, experts: Sequence[ExpertTensor]) -> Iterator[str]:
+    """Yield where PEFT's wrappers are not those of the evidence: another one's factors may have the same shape."""
+    keys = wrapper_keys(loaded)
+    recorded = {tensor.name: tensor.keys for tensor in experts}
+    yield from (f"{name} is wrapped and not in the evidence" for name in sorted(keys.keys() - recorded.keys()))
+    for tensor in experts:
+        if tensor.name not in keys:
+            yield f"{tensor.name} is a parameter that PEFT does not wrap"
+        elif keys[tensor.name] != tensor.keys:
+            yield f"PEFT saves {tensor.name} as {keys[tensor.name][0]}, and the evidence has {tensor.keys[0]}"
+        else:
+            yield from _layout_problems(
+                loaded.get_submodule(keys[tensor.name][0].removesuffix(".lora_A.weight")), tensor
+            )
+
+
+def _layout_problems(layer: Any, tensor: ExpertTensor) -> Iterator[str]:
+    """Yield where PEFT reads the factors as those of other matrices."""
+    there = (layer.num_experts, layer.out_features, layer.in_features)
+    if there != (tensor.number, *tensor.sides):
+        yield f"{tensor.name} is {there} as (experts, out, in) to PEFT, and {(tensor.number, *tensor.sides)} here"
+
+
+def applies_to_parameters(entry: warnings.WarningMessage, wrapped: Collection[str]) -> bool:
+    """Return whether PEFT calls keys of a pattern idle that it did apply, to parameters: it looks at modules alone."""
+    told = _IDLE_KEYS.fullmatch(str(entry.message))
+    return told is not None and all(key in wrapped for key in re.findall(r"'([^']*)'", told[1]))
