@@ -99,6 +99,7 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
         shards=len(shards),
         size=sum(shard.size for shard in shards.values()),
         linears=summary.linears,
+        experts=len(inputs.extraction.experts),
         carried=len(summary.carried),
         released=share == 1,
         share=share,

@@ -2,8 +2,9 @@
 
 A weight in bf16, fp16 or fp32 stays in its dtype: base + B A, rounded once, or with the update rounded before, as
 extraction.json says of the release; then the residual's elements are set. Where the release was merged in a longer
-dtype than its own, it is the cast of what comes out. A weight in FP8 becomes bf16,
-or FP8 again with a new scale for each block. Modules that the adapter holds whole take the place of the base's.
+dtype than its own, it is the cast of what comes out. A weight in FP8 becomes bf16, or FP8 again with a new scale for
+each block. Where experts in MXFP4 are merged, all of those become bf16. Modules that the adapter holds whole take the
+place of the base's.
 
 It refuses a base that lacks a module, or has it in another shape.
 """
@@ -21,6 +22,7 @@ from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.mxfp4_reader import stored_names
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
@@ -68,6 +70,8 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     """
     _require_places(inputs)
     found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(inputs))
+    if any(inputs.base[tensor.name].mxfp4 for tensor in inputs.extraction.experts):
+        found |= _unpacked(inputs)
     for module in inputs.extraction.modules:
         name, load = f"{module.name}.weight", partial(merged_weight, inputs, module)
         found |= _stored(name, inputs.base[name], load, again_fp8=again_fp8)
@@ -104,10 +108,28 @@ def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]
             yield header.scale.name, None
 
 
+def _unpacked(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
+    """Yield every tensor that is in MXFP4 in bf16: merged experts cannot be, and config.json has one format."""
+    for name, header in inputs.base.items():
+        if header.mxfp4 is not None:
+            yield from _in_place_of_mxfp4(name, header, partial(inputs.base_reader.read, name))
+
+
+def _in_place_of_mxfp4(
+    name: str, header: TensorHeader, load: Callable[[], torch.Tensor]
+) -> Iterator[tuple[str, Replacement | None]]:
+    blocks, scales = stored_names(name)
+    yield blocks, Replacement(header.dtype, header.shape, load, name)
+    yield scales, None
+
+
 def _stored(
     name: str, header: TensorHeader, load: Callable[[], torch.Tensor], *, again_fp8: bool
 ) -> Iterator[tuple[str, Replacement | None]]:
-    """Yield what takes the place of a tensor that is merged, and of its scales where it is in FP8 again."""
+    """Yield what takes the place of a tensor that is merged, and of its scales where it is quantised."""
+    if header.mxfp4 is not None:
+        yield from _in_place_of_mxfp4(name, header, load)
+        return
     if header.scale is None or not again_fp8:
         yield name, Replacement(header.dtype, header.shape, load)
         return

@@ -109,16 +109,17 @@ class Pair:
         """The fine-tune's adapter in `staged`, with these settings of the manifest."""
         self.settings = settings
         places = {"staged": self.staged, "work": self.folder / "work"}
-        sides = self._snapshots()
+        sides = self.snapshots()
         return extract(self.variant, base=sides[1], tuned=sides[0], **places, engine=Local(CPU), progress=silent)
 
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""
-        source, base = self._snapshots()
+        source, base = self.snapshots()
         places = {"base": base, "tuned": source, "staged": self.staged}
         return validate(self.variant, extraction, **places, engine=Local(CPU), progress=silent)
 
-    def _snapshots(self) -> Any:
+    def snapshots(self) -> Any:
+        """Source and base, as they lie in their folders."""
         memo = self.folder / "memo.json"
         return tuple(fetch(Reference(path=name), memo=memo, progress=silent) for name in ("source", "base"))
 
