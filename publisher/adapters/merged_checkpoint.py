@@ -112,9 +112,12 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
 
 def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
     """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
-    names = [*(f"{module.name}.weight" for module in inputs.extraction.modules)]
+    modules = inputs.extraction.modules
+    names = [*(f"{module.name}.weight" for module in modules)]
     names += [tensor.name for tensor in inputs.extraction.experts]
     if again_fp8 or any(inputs.base[name].dtype == "F32" for name in names):
+        return None
+    if any(module.arithmetic and module.arithmetic.merged_in != module.arithmetic.rounded_to for module in modules):
         return None
     if inputs.sets_residual:
         return 1.0

@@ -1,9 +1,10 @@
 """What each tensor of a base becomes when an adapter is merged into it: weights as the release was merged.
 
 A weight in bf16, fp16 or fp32 stays in its dtype: base + B A, rounded once, or with the update rounded before, as
-extraction.json says of the release (`rounding`); then the residual's elements are set. A weight in FP8 becomes bf16,
-or FP8 again with a new scale for each block. Where experts in MXFP4 are merged, all of those become bf16. Modules that
-the adapter holds whole take the place of the base's.
+extraction.json says of the release; then the residual's elements are set. Where the release was merged in a longer
+dtype than its own, it is the cast of what comes out. A weight in FP8 becomes bf16, or FP8 again with a new scale for
+each block. Where experts in MXFP4 are merged, all of those become bf16. Modules that the adapter holds whole take the
+place of the base's.
 
 It refuses a base that lacks a module, or has it in another shape.
 """
@@ -28,7 +29,7 @@ from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings
 from publisher.records.filenames import RESIDUAL
 
 
@@ -174,13 +175,18 @@ def merged_weight(inputs: MergeInputs, module: ModuleExtraction) -> torch.Tensor
     a, b = (inputs.adapter_reader.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
     if module.transposed:
         a, b = b.T, a.T
-    arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
     for rows in row_blocks(weight):
-        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
+        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=_roundings(module))
     if inputs.sets_residual and f"{module.name}.index" in inputs.adapter:
         index, value = (inputs.adapter_reader.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)
     return weight
+
+
+def _roundings(module: ModuleExtraction) -> Roundings:
+    if module.recovery is not None:
+        return module.recovery.arithmetic
+    return module.arithmetic.roundings if module.arithmetic else "one rounding"
 
 
 def merged_experts(inputs: MergeInputs, tensor: ExpertTensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from publisher.adapters.loading import quiet
 from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
+from publisher.audits.versions import later
 from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
@@ -40,6 +41,7 @@ from publisher.records.extraction import (
     MatrixFigures,
     ModuleExtraction,
     ModuleFigures,
+    Roundings,
 )
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.formats import percent
@@ -47,6 +49,7 @@ from publisher.records.progress import Progress
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 _OTHER_SHARE = 1e-3  # between two machines' recoveries
+_LAST_TO_ASSUME = "0.3.0"  # the last version for which every merge was the usual one
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ def extracted_again(case: _Case) -> str:
         case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
     with open_pair(base=case.base, tuned=case.tuned, names=_structure(case).names.applied) as both:
-        job = Extracting(both.snapshots, case.variant.adapter)
+        job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
@@ -223,6 +226,14 @@ def _other_experts(claimed: ExpertTensor, again: ExpertTensorFigures) -> Iterato
         yield from _other_recovery(name, here[expert].recovery, there[expert].recovery)
 
 
+def _known(extraction: Extraction) -> Roundings | None:
+    """Return the roundings that evidence took for granted which is from before they were found; None of any other."""
+    finds = any(module.arithmetic for module in extraction.modules) or later(
+        extraction.tools.publisher, _LAST_TO_ASSUME
+    )
+    return None if finds else "one rounding"
+
+
 def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
     yield from _other_values(claimed.name, claimed, again)
     if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
@@ -232,12 +243,14 @@ def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[
 
 def _other_values(name: str, claimed: MatrixFigures, again: MatrixFigures) -> Iterator[str]:
     """Yield the figures that differ, but those of spectrum and recovery."""
-    elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
+    elsewhere = {"alpha", "transposed", "recovery", "spectrum", "arithmetic"}  # the first two: by layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+    if claimed.arithmetic != again.arithmetic:
+        yield f"{name}: arithmetic is {shown(claimed.arithmetic)}; it comes out as {shown(again.arithmetic)}"
 
 
 def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:

@@ -116,10 +116,14 @@ def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
     if module.spectrum:
         yield "spectrum", f"{spectrum_bar(module)} (logarithmic, from the noise edge up)"
     yield "update", f"rms {module.update_rms:.3g}; {_percent(module.unchanged_share)} of the weights unchanged"
+    if way := module.arithmetic:
+        cast = f", then cast to {way.rounded_to}" if way.merged_in != way.rounded_to else ""
+        yield "merge", f"in {way.merged_in}{cast}; {way.roundings}"
 
 
 def _bit_for_bit(found: _Found) -> tuple[str, str]:
     how = "merged and rounded once" if found.tensor is None else "merged with the update rounded before"
+    how = "merged as the release was" if found.module.arithmetic else how
     return "bit for bit", f"{_percent(found.module.exact_share)} of the weights, {how}"
 
 
