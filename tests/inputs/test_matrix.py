@@ -7,7 +7,6 @@ import peft
 import pytest
 import torch
 import transformers
-from transformers.pytorch_utils import Conv1D
 
 from publisher.adapters.loading import quiet
 from publisher.adapters.model_inputs import inputs_for
