@@ -68,22 +68,29 @@ def small_experts(model_class: str, *, seed: int = 3, dtype: torch.dtype = torch
     return model
 
 
-def updated_experts(model: Any, *, scale: float = 0.02, ranks: tuple[int, ...] = RANKS) -> None:
+def update_experts(model: Any, *, ranks: tuple[int, ...] = RANKS, scale: float = 0.02, which: str = "") -> None:
     """Change every expert as PEFT's merge would: the update is rounded before it is added.
 
     Args:
         model: changed in place.
-        scale: of the update.
         ranks: of the update, by expert.
+        scale: of the update.
+        which: what the parameters' names contain.
     """
     torch.manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 3 and ".experts." in name:
+            if parameter.dim() == 3 and ".experts." in name and which in name:
                 for matrix, rank in zip(parameter, ranks, strict=True):
-                    rows, columns = matrix.shape
-                    update = scale * torch.randn(rows, rank) @ torch.randn(rank, columns)
-                    matrix.add_(update.to(matrix.dtype))
+                    add_rounded(matrix, rank=rank, scale=scale)
+
+
+def add_rounded(matrix: torch.Tensor, *, rank: int, scale: float = 0.02) -> None:
+    """Add an update of this rank to a matrix, (rows, columns), rounded to its dtype before it is added."""
+    rows, columns = matrix.shape
+    update = scale * torch.randn(rows, rank) @ torch.randn(rank, columns)
+    with torch.no_grad():
+        matrix.add_(update.to(matrix.dtype))
 
 
 def save_as_class(model: Any, folder: Path) -> None:

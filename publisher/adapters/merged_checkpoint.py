@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from publisher.adapters.class_names import ClassNames
+from publisher.adapters.loading import configuration, empty_model
 from publisher.adapters.merging import MergeInputs, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
@@ -44,7 +46,8 @@ def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iter
     Yields:
         What is merged.
     """
-    headers, adapter = headers_of(base), file_headers(staged / ADAPTER)
+    model = empty_model(extraction.settings.model_class, configuration(base.folder))
+    headers, adapter = ClassNames.of(model).applied(headers_of(base)), file_headers(staged / ADAPTER)
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)
     with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:
@@ -99,6 +102,7 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
         shards=len(shards),
         size=sum(shard.size for shard in shards.values()),
         linears=summary.linears,
+        experts=len(inputs.extraction.experts),
         carried=len(summary.carried),
         released=share == 1,
         share=share,
@@ -108,9 +112,12 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
 
 def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
     """Return which share of the adapted weights is the released one bit for bit; None where nobody has measured it."""
-    names = [*(f"{module.name}.weight" for module in inputs.extraction.modules)]
+    modules = inputs.extraction.modules
+    names = [*(f"{module.name}.weight" for module in modules)]
     names += [tensor.name for tensor in inputs.extraction.experts]
     if again_fp8 or any(inputs.base[name].dtype == "F32" for name in names):
+        return None
+    if any(module.arithmetic and module.arithmetic.merged_in != module.arithmetic.rounded_to for module in modules):
         return None
     if inputs.sets_residual:
         return 1.0

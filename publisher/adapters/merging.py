@@ -1,15 +1,17 @@
 """What each tensor of a base becomes when an adapter is merged into it: weights as the release was merged.
 
 A weight in bf16, fp16 or fp32 stays in its dtype: base + B A, rounded once, or with the update rounded before, as
-extraction.json says of the release (`rounding`); then the residual's elements are set. A weight in FP8 becomes bf16,
-or FP8 again with a new scale for each block. Modules that the adapter holds whole take the place of the base's.
+extraction.json says of the release; then the residual's elements are set. Where the release was merged in a longer
+dtype than its own, it is the cast of what comes out. A weight in FP8 becomes bf16, or FP8 again with a new scale for
+each block. Where experts in MXFP4 are merged, all of those become bf16. Modules that the adapter holds whole take the
+place of the base's.
 
 It refuses a base that lacks a module, or has it in another shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -18,14 +20,16 @@ from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
+from publisher.checkpoints.converting_reader import Conversion
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
+from publisher.checkpoints.mxfp4_reader import stored_names
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings
 from publisher.records.filenames import RESIDUAL
 
 
@@ -67,6 +71,8 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     """
     _require_places(inputs)
     found: dict[str, Replacement | None] = {} if again_fp8 else dict(_dequantised(inputs))
+    if any(inputs.base[tensor.name].mxfp4 for tensor in inputs.extraction.experts):
+        found |= _unpacked(inputs)
     for module in inputs.extraction.modules:
         name, load = f"{module.name}.weight", partial(merged_weight, inputs, module)
         found |= _stored(name, inputs.base[name], load, again_fp8=again_fp8)
@@ -76,7 +82,37 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
-    return found
+    return _by_stored_names(found, inputs)
+
+
+def _by_stored_names(found: Mapping[str, Replacement | None], inputs: MergeInputs) -> dict[str, Replacement | None]:
+    """Return what is replaced by the names, and in the parts, that the base's files have."""
+
+    @lru_cache(maxsize=1)  # parts lie beside each other in the files
+    def reverted(conversion: Conversion) -> dict[str, torch.Tensor]:
+        names = [name for name, header in inputs.base.items() if header.conversion is conversion]
+        return conversion.reverted({name: _loaded(found.get(name), name, inputs) for name in names})
+
+    stored: dict[str, Replacement | None] = {}
+    for name, replacement in found.items():
+        header = inputs.base.get(name)
+        if header is None or header.conversion is None:
+            stored[(header.stored or name) if header else name] = replacement
+            continue
+        for part in header.conversion.parts:
+            load = partial(_part, reverted, header.conversion, part.name)
+            stored[part.name] = Replacement(part.header.dtype, part.header.shape, load)
+    return stored
+
+
+def _loaded(replacement: Replacement | None, name: str, inputs: MergeInputs) -> torch.Tensor:
+    return replacement.load() if replacement else inputs.base_reader.read(name)
+
+
+def _part(
+    reverted: Callable[[Conversion], Mapping[str, torch.Tensor]], conversion: Conversion, name: str
+) -> torch.Tensor:
+    return reverted(conversion)[name].contiguous()
 
 
 def _require_places(inputs: MergeInputs) -> None:
@@ -103,10 +139,28 @@ def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]
             yield header.scale.name, None
 
 
+def _unpacked(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
+    """Yield every tensor that is in MXFP4 in bf16: merged experts cannot be, and config.json has one format."""
+    for name, header in inputs.base.items():
+        if header.mxfp4 is not None:
+            yield from _in_place_of_mxfp4(name, header, partial(inputs.base_reader.read, name))
+
+
+def _in_place_of_mxfp4(
+    name: str, header: TensorHeader, load: Callable[[], torch.Tensor]
+) -> Iterator[tuple[str, Replacement | None]]:
+    blocks, scales = stored_names(name)
+    yield blocks, Replacement(header.dtype, header.shape, load, name)
+    yield scales, None
+
+
 def _stored(
     name: str, header: TensorHeader, load: Callable[[], torch.Tensor], *, again_fp8: bool
 ) -> Iterator[tuple[str, Replacement | None]]:
-    """Yield what takes the place of a tensor that is merged, and of its scales where it is in FP8 again."""
+    """Yield what takes the place of a tensor that is merged, and of its scales where it is quantised."""
+    if header.mxfp4 is not None:
+        yield from _in_place_of_mxfp4(name, header, load)
+        return
     if header.scale is None or not again_fp8:
         yield name, Replacement(header.dtype, header.shape, load)
         return
@@ -121,13 +175,18 @@ def merged_weight(inputs: MergeInputs, module: ModuleExtraction) -> torch.Tensor
     a, b = (inputs.adapter_reader.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
     if module.transposed:
         a, b = b.T, a.T
-    arithmetic = module.recovery.arithmetic if module.recovery else "one rounding"
     for rows in row_blocks(weight):
-        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=arithmetic)
+        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=_roundings(module))
     if inputs.sets_residual and f"{module.name}.index" in inputs.adapter:
         index, value = (inputs.adapter_reader.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)
     return weight
+
+
+def _roundings(module: ModuleExtraction) -> Roundings:
+    if module.recovery is not None:
+        return module.recovery.arithmetic
+    return module.arithmetic.roundings if module.arithmetic else "one rounding"
 
 
 def merged_experts(inputs: MergeInputs, tensor: ExpertTensor) -> torch.Tensor:

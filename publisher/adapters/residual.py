@@ -50,7 +50,7 @@ def residual_of(*, base: Tensor, tuned: Tensor, b: Tensor, a: Tensor, arithmetic
     most |b_i| |a_j|: elements nearer to an edge than eps sqrt(r) |b_i| |a_j| are kept, whatever they give here.
 
     Args:
-        base: the base's weight (m, n).
+        base: the base's weight (m, n), in the dtype that it was merged in.
         tuned: the tuned weight (m, n), bfloat16 or float16.
         b: factor (m, r).
         a: factor (r, n).
@@ -98,12 +98,12 @@ def _tensors(
     if count:
         kind = torch.int32 if math.prod(module.shape) <= torch.iinfo(torch.int32).max else torch.int64
         yield f"{module.name}.index", Planned((count,), kind, partial(_index, module, load, kind))
-        yield f"{module.name}.value", Planned((count,), dtype, partial(_value, module, load))
+        yield f"{module.name}.value", Planned((count,), dtype, partial(_value, module, load, dtype))
 
 
 def _index(module: ModuleExtraction, load: Callable[[ModuleExtraction], Residual], kind: torch.dtype) -> Tensor:
     return load(module).index.to(kind)
 
 
-def _value(module: ModuleExtraction, load: Callable[[ModuleExtraction], Residual]) -> Tensor:
-    return load(module).value
+def _value(module: ModuleExtraction, load: Callable[[ModuleExtraction], Residual], dtype: torch.dtype) -> Tensor:
+    return load(module).value.to(dtype)  # it may have been merged in a shorter one

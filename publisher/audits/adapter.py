@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
-from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted
+from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted, wrapping
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
 from publisher.border.safetensors_header import PEFT_DTYPES
@@ -224,18 +224,38 @@ def _fields(adapter: Adapter) -> Mapping[str, Any]:
 
 def targets(adapter: Adapter) -> str:
     """Check that target_modules selects every module of the file by PEFT's own rule, and names none that it lacks."""
-    fields, modules = _fields(adapter), adapter.pairs()
+    fields, pairs = _fields(adapter), adapter.pairs()
+    wrappers = wrapping(fields, pairs)
+    modules = [name for name in pairs if name not in wrappers]
     wanted = fields.get("target_modules")
     if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
         raise UncheckedError(f"target_modules is {shown(wanted)}: which modules that is depends on the base")
-    selected = set(targeted(fields, list(modules)))
+    selected = set(targeted(fields, modules))
     entries = wanted if isinstance(wanted, list) else []
     ends = {name[at:] for name in modules for at in (0, *(place + 1 for place, sign in enumerate(name) if sign == "."))}
     require_none(
         [f"{name} is in the file and target_modules does not select it" for name in modules if name not in selected]
         + [f"{entry} is in target_modules and no module of the file is meant" for entry in entries if entry not in ends]
+        + _unwrapped(fields.get("target_parameters") or (), wrappers)
     )
-    return f"{len(modules)} modules, each selected by target_modules, which names no other"
+    parameters = f"; {len(wrappers)} parameters by target_parameters" if wrappers else ""
+    return f"{len(modules)} modules, each selected by target_modules, which names no other{parameters}"
+
+
+def _unwrapped(entries: Sequence[str], wrappers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is wrong between target_parameters and the wrappers of the file: each module has one for each."""
+    parameters = {parameter for found in wrappers.values() for parameter in found}
+    problems = [
+        f"{entry} is in target_parameters and no tensor of the file is meant"
+        for entry in entries
+        if not any(f".{parameter}".endswith(f".{entry}") for parameter in parameters)
+    ]
+    for name, found in wrappers.items():
+        outer = name.replace(".base_layer", "")
+        nested = {outer + ".base_layer" * depth for depth in range(len(found))}
+        if lost := sorted(nested - wrappers.keys()):
+            problems.append(f"{outer} has {len(found)} parameters in target_parameters, and the file lacks {lost[0]}")
+    return list(dict.fromkeys(problems))
 
 
 def scale(adapter: Adapter) -> str:
@@ -245,16 +265,38 @@ def scale(adapter: Adapter) -> str:
     rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))
     scales: Counter[float] = Counter()
     problems = []
+    wrappers = wrapping(found, modules)
+    for name, parameters in wrappers.items():
+        columns = modules[name][1].shape[1]
+        pairs = [
+            (_value(ranks, one, found.get("r")), _value(alphas, one, found.get("lora_alpha"))) for one in parameters
+        ]
+        fitting = [(rank, alpha) for rank, alpha in pairs if rank and alpha is not None and columns % rank == 0]
+        if not fitting:
+            problems.append(f"{name}: its {columns} columns are no whole number of experts at rank {pairs[0][0]}")
+            continue
+        scales[min(_scale(rank, alpha, found) for rank, alpha in fitting)] += 1
     for name, (_, b) in modules.items():
+        if name in wrappers:
+            continue
         rank = ranks.get(rank_keys.key_for(name), found.get("r"))
         alpha = alphas.get(alpha_keys.key_for(name), found.get("lora_alpha"))
         if rank is None or alpha is None:
             raise UncheckedError(f"{ADAPTER_CONFIG} gives no rank and alpha for {name}")
         if rank != b.shape[1]:
             problems.append(f"{name}: the config gives rank {rank}, the tensors have {b.shape[1]}")
-        scales[float(alpha / (math.sqrt(rank) if found.get("use_rslora") else rank))] += 1
+        scales[_scale(rank, alpha, found)] += 1
     told = ", ".join(f"{value:g} in {count} modules" for value, count in sorted(scales.items()))
     if len(scales) > 1 and ranks and not alphas:
         problems.append(f"rank_pattern without alpha_pattern: PEFT scales by {told}")
     require_none(problems)
     return f"the ranks are the tensors'; scale {told}"
+
+
+def _value(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    key = Keys(list(patterns)).key_for(name)
+    return otherwise if key is None else patterns[key]
+
+
+def _scale(rank: int, alpha: float, fields: Mapping[str, Any]) -> float:
+    return float(alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank))

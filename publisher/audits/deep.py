@@ -16,6 +16,7 @@ from publisher.adapters.loading import quiet
 from publisher.adapters.structure_checks import require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
+from publisher.audits.versions import later
 from publisher.checkpoints.pairs import open_pair
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
@@ -25,6 +26,7 @@ from publisher.errors import PublisherError, shown
 from publisher.extraction.claims import require_claims
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.experts import ExtractingExperts
+from publisher.extraction.model_structure import Structure, structure_of
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
@@ -39,6 +41,7 @@ from publisher.records.extraction import (
     MatrixFigures,
     ModuleExtraction,
     ModuleFigures,
+    Roundings,
 )
 from publisher.records.filenames import EXTRACTION, MANIFEST, RESIDUAL
 from publisher.records.formats import percent
@@ -46,6 +49,7 @@ from publisher.records.progress import Progress
 
 _OTHER_DRAW = 0.05  # of a figure: another device draws other random numbers
 _OTHER_SHARE = 1e-3  # between two machines' recoveries
+_LAST_TO_ASSUME = "0.3.0"  # the last version for which every merge was the usual one
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +177,12 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    with open_pair(base=case.base, tuned=case.tuned) as both:
+    structure = _structure(case)
+    with open_pair(base=case.base, tuned=case.tuned, names=structure.names.applied) as both:
         return compare(
             both,
             case.variant.adapter,
-            model_class=case.variant.model_class,
+            structure=structure,
             engine=case.bench.engine,
             progress=case.bench.progress,
         )
@@ -194,8 +199,8 @@ def extracted_again(case: _Case) -> str:
     def report(what: str) -> None:
         case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
-    with open_pair(base=case.base, tuned=case.tuned) as both:
-        job = Extracting(both.snapshots, case.variant.adapter)
+    with open_pair(base=case.base, tuned=case.tuned, names=_structure(case).names.applied) as both:
+        job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
                 again[pair.name] = module.figures
@@ -221,6 +226,14 @@ def _other_experts(claimed: ExpertTensor, again: ExpertTensorFigures) -> Iterato
         yield from _other_recovery(name, here[expert].recovery, there[expert].recovery)
 
 
+def _known(extraction: Extraction) -> Roundings | None:
+    """Return the roundings that evidence took for granted which is from before they were found; None of any other."""
+    finds = any(module.arithmetic for module in extraction.modules) or later(
+        extraction.tools.publisher, _LAST_TO_ASSUME
+    )
+    return None if finds else "one rounding"
+
+
 def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[str]:
     yield from _other_values(claimed.name, claimed, again)
     if claimed.spectrum and not _close(claimed.spectrum, again.spectrum):
@@ -230,12 +243,14 @@ def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[
 
 def _other_values(name: str, claimed: MatrixFigures, again: MatrixFigures) -> Iterator[str]:
     """Yield the figures that differ, but those of spectrum and recovery."""
-    elsewhere = {"alpha", "transposed", "recovery", "spectrum"}  # the first two follow from layout and class
+    elsewhere = {"alpha", "transposed", "recovery", "spectrum", "arithmetic"}  # the first two: by layout and class
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
         if not (math.isclose(value, found[field], rel_tol=_OTHER_DRAW) if both else value == found[field]):
             yield f"{name}: {field} is {shown(value)}; it comes out as {shown(found[field])}"
+    if claimed.arithmetic != again.arithmetic:
+        yield f"{name}: arithmetic is {shown(claimed.arithmetic)}; it comes out as {shown(again.arithmetic)}"
 
 
 def _close(claimed: Sequence[float], again: Sequence[float]) -> bool:
@@ -266,6 +281,7 @@ def reconstruction(case: _Case) -> str:
         case.extraction,
         base=case.base,
         tuned=case.tuned,
+        names=_structure(case).names.applied,
         staged=case.folder,
         engine=case.bench.engine,
         progress=case.bench.progress,
@@ -273,10 +289,16 @@ def reconstruction(case: _Case) -> str:
     return f"{adapted_places(case.extraction)}; the largest difference from a claim is {largest:.2g}"
 
 
+def _structure(case: _Case) -> Structure:
+    """Return what the manifest's class knows; its names are those of the modules."""
+    return structure_of(case.variant.model_class, case.base.folder)
+
+
 def _require_modules(case: _Case) -> None:
     """Raise an error if a checkpoint lacks a module, or has it in another shape: the arithmetic needs all of them."""
+    names = _structure(case).names
     for snapshot in (case.base, case.tuned):
-        headers = headers_of(snapshot)
+        headers = names.applied(headers_of(snapshot))
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
             if header is None or header.shape != module.shape:

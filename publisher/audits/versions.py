@@ -48,9 +48,14 @@ def _newer(file: Path) -> str:
     if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA_VERSION:
         return f"schema {schema}"
     version = tools.get("publisher") if isinstance(tools, dict) else None
-    if isinstance(version, str) and _numbers(version) > _numbers(__version__):
+    if isinstance(version, str) and later(version, __version__):
         return f"publisher {version[:40]}"
     return ""
+
+
+def later(version: str, other: str) -> bool:
+    """Return whether a version of this tool is later than another, by their first three numbers."""
+    return _numbers(version) > _numbers(other)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ named, and patterns are matched by RE2 (`patterns`): PEFT gets the names that th
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -223,6 +223,35 @@ def targeted(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     listed = frozenset(wanted)  # by its whole name, a module is meant in whatever layer it lies
     meant = [name for name in names if name in listed or (ends.holds(name) and numbered(name))]
     return [name for name in meant if name not in excluded]
+
+
+def wrapping(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return which modules of an adapter's file are PEFT's wrappers of single parameters, and of which they may be.
+
+    Args:
+        config: the fields that `reduced` lets through.
+        names: of the modules that the file has tensors for; a wrapper inside of another ends in `.base_layer`.
+
+    Returns:
+        By wrapper, the full names of all parameters of its module that `target_parameters` names.
+
+    Raises:
+        UncheckablePatternError: an entry names no module, so that it means a parameter wherever there is one.
+    """
+    entries = config.get("target_parameters") or ()
+    if loose := [entry for entry in entries if "." not in entry]:
+        raise UncheckablePatternError(f"target_parameters names {shown(loose[0])}, of whatever module has one")
+    ends: dict[str, list[str]] = {}
+    for entry in entries:
+        holder, _, leaf = entry.rpartition(".")
+        ends.setdefault(holder, []).append(leaf)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        place = name.replace(".base_layer", "")
+        starts = (0, *(at + 1 for at, sign in enumerate(place) if sign == "."))
+        if leaves := sorted({leaf for start in starts for leaf in ends.get(place[start:], ())}):
+            found[name] = tuple(f"{place}.{leaf}" for leaf in leaves)
+    return found
 
 
 class _Endings:

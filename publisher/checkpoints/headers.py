@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from publisher.border.files import open_regular
 from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
@@ -22,6 +23,9 @@ from publisher.checkpoints.files import (
 )
 from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
+
+if TYPE_CHECKING:
+    from publisher.checkpoints.converting_reader import Conversion
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -69,6 +73,8 @@ class TensorHeader:
         stop: offset of the byte after its last.
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
         mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
+        conversion: how it is made of the tensors that are stored (`converting_reader`); None of any other tensor.
+        stored: its name in the file, where the model class has another one; None where that is the same.
     """
 
     dtype: str
@@ -79,6 +85,8 @@ class TensorHeader:
     stop: int = 0
     scale: Scale | None = field(default=None, kw_only=True)
     mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
+    conversion: "Conversion | None" = field(default=None, kw_only=True)
+    stored: str | None = field(default=None, kw_only=True)
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:

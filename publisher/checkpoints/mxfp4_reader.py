@@ -33,6 +33,11 @@ def unpacked_headers(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHea
     return found
 
 
+def stored_names(name: str) -> tuple[str, str]:
+    """Return the names of blocks and scales in which experts of this name are stored."""
+    return name + _BLOCKS, name + _SCALES
+
+
 def packed_headers(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Return the headers that `unpacked_headers` was given."""
     found = dict[str, TensorHeader]()

@@ -21,11 +21,19 @@ _BLOCK = 1 << 24  # bytes that are copied at once
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a tensor becomes; `dtype` in safetensors' spelling, `load` gives a tensor of it when its turn comes."""
+    """What a tensor becomes.
+
+    Attributes:
+        dtype: in safetensors' spelling.
+        shape: of the new tensor.
+        load: gives it when its turn comes.
+        name: under which it is written; None where it keeps the old one.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     load: Callable[[], torch.Tensor]
+    name: str | None = None
 
     @property
     def size(self) -> int:
@@ -104,7 +112,7 @@ def rewritten(original: Path, replaced: Mapping[str, Replacement | None]) -> Rew
     for name, entry in sorted(header.entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         piece = replaced.get(name, _Copy(entry.dtype, entry.shape, entry.start, entry.stop))
         if piece is not None:
-            pieces[name] = piece
+            pieces[(piece.name if isinstance(piece, Replacement) else None) or name] = piece
     kinds = {name: (piece.dtype, piece.shape) for name, piece in pieces.items()}
     if kinds == {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}:
         return RewrittenFile(original, before, pieces)

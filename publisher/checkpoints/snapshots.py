@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+from publisher.checkpoints.converting_reader import ConvertingReader, parts_of
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
@@ -58,14 +59,16 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
-    unpacked = stored_headers(headers)
+    dequantised = parts_of(headers)
+    unpacked = stored_headers(dequantised)
     files = {
         name: replace(header, file=snapshot.folder / header.file.name)
         for name, header in packed_headers(unpacked).items()
     }
     with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as plain:
-        reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
-        yield DequantisingReader(reader, headers) if len(unpacked) > len(headers) else reader
+        reader: Reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
+        reader = DequantisingReader(reader, dequantised) if len(unpacked) > len(dequantised) else reader
+        yield ConvertingReader(reader, headers) if dequantised.keys() != headers.keys() else reader
 
 
 def _is_remote(snapshot: Snapshot) -> bool:

@@ -183,7 +183,11 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
 
 def show_merged(done: Merged, console: Console) -> None:
     """Show what the merged checkpoint is, and how near to the released one."""
-    _say(f"{done.folder}: {done.linears} linears merged; {done.shards} files of weights, {size(done.size)}", console)
+    experts = f" and {done.experts} parameters of experts" if done.experts else ""
+    _say(
+        f"{done.folder}: {done.linears} linears{experts} merged; {done.shards} files of weights, {size(done.size)}",
+        console,
+    )
     if done.carried:
         _say(f"replaced whole: {done.carried} modules", console)
     if done.released:

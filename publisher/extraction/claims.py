@@ -21,10 +21,11 @@ from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import carried_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
-from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
+from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.experts import ExpertPair, expert_pairs
 from publisher.extraction.pair_job import PairJob
+from publisher.numerics.merge_arithmetic import as_merged
 from publisher.numerics.merge_quality import MergeQuality, merge_quality
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import (
@@ -45,7 +46,14 @@ _AT_LEAST = 1 << 28
 
 
 def require_claims(
-    extraction: Extraction, *, base: Snapshot, tuned: Snapshot, staged: Path, engine: Engine, progress: Progress
+    extraction: Extraction,
+    *,
+    base: Snapshot,
+    tuned: Snapshot,
+    names: Naming,
+    staged: Path,
+    engine: Engine,
+    progress: Progress,
 ) -> float:
     """Hold base + BA against the merged fine-tune for every module, from the files.
 
@@ -53,6 +61,7 @@ def require_claims(
         extraction: what is claimed.
         base: the base.
         tuned: the merged fine-tune.
+        names: gives headers by the names of the model class.
         staged: the folder of the adapter.
         engine: where the arithmetic is done.
         progress: told of each module.
@@ -70,7 +79,7 @@ def require_claims(
         progress(what, len(found), len(places))
 
     with (
-        open_pair(base=base, tuned=tuned) as both,
+        open_pair(base=base, tuned=tuned, names=names) as both,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
         _residuals(extraction, staged) as residuals,
     ):
@@ -212,7 +221,8 @@ def _checked_expert(claim: ExpertClaim, expert: int, *, pair: ExpertPair, figure
         share = float((merged == pair.tuned).double().mean())
         if not share >= figures.recovery.share - MERGE_TOLERANCE:
             problems.append(f"{name}: PEFT's merge restores {share:.6%}, claimed {figures.recovery.share:.6%}")
-    found = merge_quality(base=pair.base, tuned=pair.tuned, b=b, a=a, arithmetic="update rounded first")
+    base = pair.base.to(pair.tuned.dtype)
+    found = merge_quality(base=base, tuned=pair.tuned, b=b, a=a, arithmetic="update rounded first")
     return _held_against(figures, found, name=name, elements=pair.tuned.numel(), problems=problems)
 
 
@@ -232,11 +242,13 @@ def _held_against(
 def _checked(claim: Claim, *, base: torch.Tensor, tuned: torch.Tensor) -> _Checked:
     module, problems = claim.module, list[str]()
     a, b = claim.a.to(base.device), claim.b.to(base.device)
+    base, tuned = as_merged(base=base, tuned=tuned, arithmetic=module.arithmetic)
     if module.recovery:
         safe = module.recovery.arithmetic == "update rounded first"
-        merged = merged_by_peft(base.to(tuned.dtype), b=b, a=a, safe=safe)
+        merged = merged_by_peft(base, b=b, a=a, safe=safe).to(tuned.dtype)
         problems += _merge_problems(claim, module.recovery, merged=merged, tuned=tuned)
-    found = merge_quality(base=base, tuned=tuned, b=b, a=a)
+    roundings = module.arithmetic.roundings if module.arithmetic else "one rounding"
+    found = merge_quality(base=base, tuned=tuned, b=b, a=a, arithmetic=roundings)
     return _held_against(module, found, name=module.name, elements=math.prod(module.shape), problems=problems)
 
 

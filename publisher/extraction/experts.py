@@ -8,7 +8,7 @@ added, so there are two roundings: noise, floor and shares go by those.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -21,13 +21,11 @@ from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, reade
 from publisher.engines import Begin, Engine, Report
 from publisher.engines.io_threads import WriteBehind
 from publisher.errors import ExtractionError, counted, listed
-from publisher.extraction.module import ExtractedMatrix, extract_matrix, finite_delta, room_for
+from publisher.extraction.judged_merge import judge_merge
+from publisher.extraction.module import ExtractedMatrix, extract_matrix, rank_of, room_for
 from publisher.extraction.module_cache import ModuleCache
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics.dtypes import step_of
-from publisher.numerics.exact_recovery import MergedWeight
-from publisher.numerics.noise import rounding_noise
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import ExpertFigures, ExpertTensorFigures
 from publisher.records.progress import Progress
@@ -185,13 +183,15 @@ def extract_expert(name: str, pair: ExpertPair, settings: AdapterSettings) -> Ex
     Raises:
         ExtractionError: NaN or infinity in either matrix, or values so large that the figures overflow.
     """
-    delta = finite_delta(name, base=pair.base, tuned=pair.tuned)
-    steps = step_of(delta.clone(), pair.tuned.dtype)
-    if pair.steps is not None:
-        steps = steps.hypot(pair.steps)
-    noise = rounding_noise(pair.tuned, name=name, steps=steps)
-    weight = MergedWeight(name, pair.base, pair.tuned, delta, noise, arithmetic="update rounded first")
-    return extract_matrix(weight, settings, arithmetic="update rounded first")
+    judged = judge_merge(
+        name,
+        base=pair.base,
+        tuned=pair.tuned,
+        rank=rank_of(settings),
+        steps=pair.steps,
+        known="update rounded first",
+    )
+    return extract_matrix(replace(judged.weight, is_known=True), settings, svd=judged.svd)
 
 
 def _stacked(

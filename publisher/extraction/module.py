@@ -21,18 +21,19 @@ from publisher.checkpoints.dtypes import ADAPTER_DTYPES
 from publisher.checkpoints.pairs import CheckpointPair, TensorPair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.engines.io_threads import WriteBehind
-from publisher.errors import ExtractionError, counted
+from publisher.errors import ExtractionError
+from publisher.extraction.judged_merge import judge_merge
 from publisher.extraction.module_cache import ModuleCache
 from publisher.extraction.pair_job import PairJob
 from publisher.manifest.fields import Energy
 from publisher.manifest.schema import AdapterSettings
-from publisher.numerics.delta import delta_of, row_blocks, squared_norm
+from publisher.numerics.delta import row_blocks, squared_norm
 from publisher.numerics.exact_recovery import MergedWeight, recover_exactly
 from publisher.numerics.interval_fit import OnIteration, ignore_iterations
 from publisher.numerics.intervals import Arithmetic
 from publisher.numerics.merge_quality import merge_quality
-from publisher.numerics.noise import expected_error, rounding_noise
-from publisher.numerics.svd import Decomposition, decompose, factors_of
+from publisher.numerics.noise import expected_error
+from publisher.numerics.svd import Decomposition, Rank, decompose, factors_of
 from publisher.records.extraction import ExactRecovery, MatrixFigures, ModuleFigures, spectrum_places
 from publisher.records.progress import Progress
 
@@ -90,9 +91,10 @@ def extract_modules(
 
 @dataclass(frozen=True, slots=True)
 class Extracting(PairJob[TensorPair, Factors]):
-    """Reads both weights of a module and takes its factors out."""
+    """Reads both weights of a module and takes its factors out; `known` as for `extract_module`."""
 
     settings: AdapterSettings
+    known: Arithmetic | None = None
 
     def label(self, unit: TensorPair) -> str:
         """Return the progress label of a weight."""
@@ -112,7 +114,7 @@ class Extracting(PairJob[TensorPair, Factors]):
         with readers_of(self.snapshots, [pair]) as readers:
             base, tuned = (reader.read(pair.name) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
-        return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self.settings)
+        return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,14 @@ class _Weights:
     steps: Tensor | None
 
 
-def _extract_on(device: torch.device, weights: _Weights, settings: AdapterSettings, report: Report) -> Factors:  # noqa: PLR0917 - bound in front
+def _extract_on(device: torch.device, weights: _Weights, job: Extracting, report: Report) -> Factors:  # noqa: PLR0917 - bound in front
     label = f"extracting {weights.name}"
     return extract_module(
         weights.name,
         base=weights.base.to(device),
         tuned=weights.tuned.to(device),
-        settings=settings,
+        settings=job.settings,
+        known=job.known,
         steps=None if weights.steps is None else weights.steps.to(device),
         on_iteration=lambda iteration, share: report(f"{label}: {share:.3%} exact after {iteration} iterations"),
     )
@@ -170,6 +173,7 @@ def extract_module(
     tuned: Tensor,
     settings: AdapterSettings,
     steps: Tensor | None = None,
+    known: Arithmetic | None = None,
     on_iteration: OnIteration = ignore_iterations,
 ) -> Factors:
     """Take the factors out of one changed linear weight, with their figures; a pure function of its arguments.
@@ -181,6 +185,7 @@ def extract_module(
         settings: the adapter's method, rank and dtype, and whether a residual is asked for.
         steps: distances between neighbouring values of a quantisation of either side, float32 (m, n), where there is
             one.
+        known: the roundings of the merge, where they are known; else they are found, and the dtypes of the merge.
         on_iteration: called after each iteration of the exact method with the share that lies inside.
 
     Returns:
@@ -189,11 +194,10 @@ def extract_module(
     Raises:
         ExtractionError: NaN or infinity in either weight, or values so large that the figures overflow.
     """
-    delta = finite_delta(name, base=base, tuned=tuned)
-    weight = MergedWeight(name, base, tuned, delta, rounding_noise(tuned, name=name, steps=steps))
-    found = extract_matrix(weight, settings, on_iteration=on_iteration)
+    judged = judge_merge(name, base=base, tuned=tuned, rank=rank_of(settings), steps=steps, known=known)
+    found = extract_matrix(judged.weight, settings, svd=judged.svd, on_iteration=on_iteration)
     figures = ModuleFigures(
-        **dict(found.figures),
+        **dict(found.figures) | {"arithmetic": judged.arithmetic},
         name=name.removesuffix(".weight"),
         shape=(tuned.shape[0], tuned.shape[1]),
         spectrum=tuple(found.svd.s[[place - 1 for place in spectrum_places(found.svd.rank)]].tolist()),
@@ -201,31 +205,16 @@ def extract_module(
     return Factors(found.b.cpu(), found.a.cpu(), figures, found.residual)
 
 
-def finite_delta(name: str, *, base: Tensor, tuned: Tensor) -> Tensor:
-    """Return the delta of a weight, which holds no NaN and no infinity.
-
-    Args:
-        name: the tensor's name, for the message.
-        base: the base weight, (m, n), any float dtype.
-        tuned: the weight of the merged fine-tune, (m, n).
-
-    Returns:
-        The delta, float32 (m, n).
-
-    Raises:
-        ExtractionError: NaN or infinity in either weight.
-    """
-    delta = delta_of(base=base, tuned=tuned)
-    if not math.isfinite(squared_norm(delta)):
-        _require_finite(name, base=base, tuned=tuned)
-    return delta
+def rank_of(settings: AdapterSettings) -> Rank:
+    """Return the rank that the settings ask for, as `decompose` takes it."""
+    return settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
 
 
 def extract_matrix(
     weight: MergedWeight,
     settings: AdapterSettings,
     *,
-    arithmetic: Arithmetic = "one rounding",
+    svd: Decomposition | None = None,
     on_iteration: OnIteration = ignore_iterations,
 ) -> ExtractedMatrix:
     """Take the factors out of one changed matrix, with their figures; a pure function of its arguments.
@@ -233,7 +222,7 @@ def extract_matrix(
     Args:
         weight: the matrix (m, n) in base and fine-tune, its delta, and the noise that is expected in that.
         settings: the adapter's method, rank and dtype, and whether a residual is asked for.
-        arithmetic: how PEFT merges by default in this place, which `exact_share` goes by.
+        svd: of the delta at the rank that the settings ask for, where it is at hand.
         on_iteration: called after each iteration of the exact method with the share that lies inside.
 
     Returns:
@@ -243,15 +232,12 @@ def extract_matrix(
         ExtractionError: values so large that the figures overflow.
     """
     norm = math.sqrt(squared_norm(weight.delta))
-    rank = settings.rank.energy if isinstance(settings.rank, Energy) else settings.rank
-    svd = decompose(weight.delta, rank=rank, threshold=weight.noise.threshold, name=weight.name)
+    svd = svd or decompose(weight.delta, rank=rank_of(settings), threshold=weight.noise.threshold, name=weight.name)
     try:
         if settings.method == "exact" and svd.rank:
-            return _recovered(
-                weight, svd, settings=settings, norm=norm, arithmetic=arithmetic, on_iteration=on_iteration
-            )
+            return _recovered(weight, svd, settings=settings, norm=norm, on_iteration=on_iteration)
         b, a = factors_of(svd, ADAPTER_DTYPES[settings.dtype])
-        return ExtractedMatrix(svd, b, a, _figures(weight, svd, b=b, a=a, norm=norm, arithmetic=arithmetic))
+        return ExtractedMatrix(svd, b, a, _figures(weight, svd, b=b, a=a, norm=norm))
     except ValidationError:  # of a record, whose figures are finite
         raise _overflow(weight.name, norm / math.sqrt(weight.tuned.numel())) from None
 
@@ -262,7 +248,6 @@ def _recovered(
     *,
     settings: AdapterSettings,
     norm: float,
-    arithmetic: Arithmetic,
     on_iteration: OnIteration,
 ) -> ExtractedMatrix:
     """Return the factors of the exact method, and the elements that they leave, where the settings ask for those."""
@@ -290,7 +275,7 @@ def _recovered(
         ended=exact.ended,
         residual=None if residual is None else residual.index.numel(),
     )
-    figures = _figures(weight, exact.svd, b=exact.b, a=exact.a, norm=norm, arithmetic=arithmetic, recovery=recovery)
+    figures = _figures(weight, exact.svd, b=exact.b, a=exact.a, norm=norm, recovery=recovery)
     return ExtractedMatrix(exact.svd, exact.b, exact.a, figures, residual)
 
 
@@ -301,7 +286,6 @@ def _figures(
     b: Tensor,
     a: Tensor,
     norm: float,
-    arithmetic: Arithmetic,
     recovery: ExactRecovery | None = None,
 ) -> MatrixFigures:
     """Return the figures of a matrix; `norm` is the Frobenius norm of its delta."""
@@ -314,8 +298,9 @@ def _figures(
     is_doubtful = svd.sigma_next is not None and (
         svd.sigma_next > noise.threshold or sigma_r < _FULL_GAP * noise.threshold
     )
-    unchanged = sum(int((weight.delta[block] == 0).count_nonzero()) for block in row_blocks(weight.delta))
-    quality = merge_quality(base=weight.base, tuned=weight.tuned, b=b, a=a, delta=weight.delta, arithmetic=arithmetic)
+    quality = merge_quality(
+        base=weight.base, tuned=weight.tuned, b=b, a=a, delta=weight.delta, arithmetic=weight.roundings
+    )
     return MatrixFigures(
         rank=svd.rank,
         method=svd.method,
@@ -330,10 +315,16 @@ def _figures(
         noise_edge=noise.threshold,
         update_rms=norm / math.sqrt(elements),
         exact_share=quality.exact_elements / elements,
-        unchanged_share=unchanged / elements,
+        unchanged_share=_unchanged(weight) / elements,
         rank_at_least=is_doubtful,
         recovery=recovery,
     )
+
+
+def _unchanged(weight: MergedWeight) -> int:
+    """Count the elements that the base has too, once it is cast to the dtype of the tuned weight."""
+    blocks = row_blocks(weight.tuned)
+    return sum(int((weight.tuned[rows] == weight.base[rows].to(weight.tuned.dtype)).count_nonzero()) for rows in blocks)
 
 
 def _overflow(name: str, update_rms: float) -> ExtractionError:
@@ -341,18 +332,5 @@ def _overflow(name: str, update_rms: float) -> ExtractionError:
         f"{name} holds values so large that the arithmetic overflows; "
         f"its update has a root mean square of {update_rms:.3g}",
         expected="weights of a model that was trained",
-        next_step="check that checkpoint; it is damaged or its training diverged",
-    )
-
-
-def _require_finite(name: str, *, base: Tensor, tuned: Tensor) -> None:
-    sides = {"source": tuned, "base": base.to(tuned.dtype)}
-    if all(math.isfinite(bound) for weight in sides.values() for bound in weight.aminmax()):
-        return
-    counts = {side: int((~torch.isfinite(weight)).sum()) for side, weight in sides.items()}
-    raise ExtractionError(
-        f"{name} holds NaN or infinity: "
-        + " and ".join(f"{counted(number, 'element')} in the {side}" for side, number in counts.items()),
-        expected="finite weights",
         next_step="check that checkpoint; it is damaged or its training diverged",
     )

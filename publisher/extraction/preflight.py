@@ -47,7 +47,11 @@ def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of:
 
 
 def preflight(
-    *, base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader], ignored: Collection[str]
+    *,
+    base: Mapping[str, TensorHeader],
+    tuned: Mapping[str, TensorHeader],
+    ignored: Collection[str],
+    optional: Collection[str] = (),
 ) -> tuple[DifferentTensor, ...]:
     """Compare names, shapes and dtypes, and return the tensors that do not match and that the manifest leaves out.
 
@@ -58,6 +62,7 @@ def preflight(
         base: the base's headers, by tensor name.
         tuned: the headers of the merged fine-tune, by tensor name.
         ignored: the tensors that the manifest's adapter.ignore selects.
+        optional: tensors that the model class passes over; one side may lack them.
 
     Returns:
         The tensors left out, sorted by name, without a norm.
@@ -65,7 +70,7 @@ def preflight(
     Raises:
         ExtractionError: one report of everything that does not match.
     """
-    problems = _problems(base, tuned)
+    problems = {name: what for name, what in _problems(base, tuned).items() if name not in optional}
     open_problems = {name: what for name, what in problems.items() if name not in ignored}
     if open_problems:
         raise ExtractionError(

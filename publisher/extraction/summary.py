@@ -16,6 +16,7 @@ from publisher.records.extraction import (
     APPROXIMATE,
     PLATEAU,
     Carried,
+    CountedArithmetic,
     ExpertSummary,
     ExpertTensor,
     Extraction,
@@ -88,8 +89,15 @@ def summarise(
         exact_share_modules=_spread(fit.figures.exact_share for fit in fits),
         recovery=_recovery(fits, residual),
         exports=exports,
+        merge_arithmetic=_arithmetics(fits),
         experts=_experts(experts, total=total) if experts else None,
     )
+
+
+def _arithmetics(fits: Sequence[Matrix]) -> tuple[CountedArithmetic, ...]:
+    """Return the ways in which matrices were merged that were not the usual one, the most frequent first."""
+    found = Counter(fit.figures.arithmetic for fit in fits if fit.figures.arithmetic is not None)
+    return tuple(CountedArithmetic(**dict(way), modules=number) for way, number in found.most_common())
 
 
 def _experts(experts: Sequence[ExpertTensor], *, total: float) -> ExpertSummary:

@@ -166,8 +166,9 @@ def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
     Raises:
         ExtractionError: there is none, or a tensor has another shape in the other checkpoint.
     """
-    common = sorted(tuned.headers.keys() & base.headers.keys())
-    shapes = {name: (tuned.headers[name][1], base.headers[name][1]) for name in common}
+    theirs_by_name = _named_alike(base.headers, tuned.headers)
+    common = sorted(tuned.headers.keys() & theirs_by_name.keys())
+    shapes = {name: (tuned.headers[name][1], theirs_by_name[name][1]) for name in common}
     unlike = [f"{name} {list(ours)} and {list(theirs)}" for name, (ours, theirs) in shapes.items() if ours != theirs]
     if unlike:
         rest = f", and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
@@ -186,6 +187,20 @@ def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
             next_step="name the base that this source was made from",
         )
     return weights
+
+
+def _named_alike(headers: _Headers, others: _Headers) -> _Headers:
+    """Return the headers by the names that the others have, where one side alone has a prefix before every name.
+
+    Files of a model without a head have none, as GPT-2's on the Hub. Extraction asks the model class.
+    """
+    if headers.keys() & others.keys():
+        return headers
+    longer = {name.partition(".")[2]: name for name in others}
+    shorter = {name.partition(".")[2]: name for name in headers}
+    if longer.keys() & headers.keys():
+        return {longer.get(name, name): header for name, header in headers.items()}
+    return {short if short in others else name: headers[name] for short, name in shorter.items()}
 
 
 def _first(checkpoint: _Checkpoint) -> str:

@@ -9,10 +9,10 @@ BLOCK_ELEMENTS = 1 << 21  # worked on at once where a whole matrix would need a 
 
 
 def delta_of(*, base: Tensor, tuned: Tensor) -> Tensor:
-    """Return D = F - W: the tuned weight minus the base, which is first cast to the tuned weight's dtype.
+    """Return D = F - W: the tuned weight minus the base.
 
     Args:
-        base: the base weight W, (m, n), any float dtype.
+        base: the base weight W, (m, n), in the dtype that it was merged in (`merge_arithmetic`).
         tuned: the weight F of the merged fine-tune, (m, n).
 
     Returns:
@@ -20,7 +20,7 @@ def delta_of(*, base: Tensor, tuned: Tensor) -> Tensor:
     """
     delta = torch.empty(tuned.shape, device=tuned.device)
     for rows in row_blocks(tuned):
-        torch.sub(tuned[rows].float(), base[rows].to(tuned.dtype).float(), out=delta[rows])
+        torch.sub(tuned[rows].float(), base[rows].float(), out=delta[rows])
     return delta
 
 

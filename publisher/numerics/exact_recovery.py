@@ -37,11 +37,12 @@ class MergedWeight:
 
     Attributes:
         name: the tensor's name, which seeds the arithmetic.
-        base: the base weight, (m, n), any float dtype.
+        base: the base weight, (m, n), in the dtype that it was merged in.
         tuned: the weight of the merged fine-tune, (m, n), bfloat16 or float16.
         delta: `delta_of` the two, float32 (m, n).
         noise: that its merge is expected to have left in the delta.
-        arithmetic: by which it is to be restored, where there is but one; None where it is to be found.
+        roundings: of its merge: those that are known, or that what a fit leaves shows, or the usual one.
+        is_known: no others are tried.
     """
 
     name: str
@@ -49,7 +50,8 @@ class MergedWeight:
     tuned: Tensor
     delta: Tensor
     noise: Noise
-    arithmetic: Arithmetic | None = None
+    roundings: Arithmetic = "one rounding"
+    is_known: bool = False
 
     def restored_share(self, *, b: Tensor, a: Tensor, arithmetic: Arithmetic) -> float:
         """Return the share of elements that these factors restore.
@@ -160,10 +162,11 @@ def _at_rank(rank: int, weight: MergedWeight, *, dtype: torch.dtype, on_iteratio
 def _at_svd(weight: MergedWeight, svd: Decomposition, *, dtype: torch.dtype, on_iteration: OnIteration) -> ExactFactors:
     """Return the factors of this SVD's rank, by the arithmetic that restores more."""
     start = factors_of(svd, torch.float32)
-    likelier, apart = (weight.arithmetic, False) if weight.arithmetic else _likelier(weight, svd)
+    likelier, apart = (weight.roundings, False) if weight.is_known else _likelier(weight, svd)
     best = _try(weight, start, arithmetic=likelier, on_iteration=on_iteration, share_to_beat=-1.0)
     other = None
-    if best.share < REACHED and weight.arithmetic is None:
+    may_be_other = weight.base.dtype == weight.tuned.dtype and not weight.is_known  # PEFT rounds to no shorter dtype
+    if best.share < REACHED and may_be_other:
         (unlikelier,) = (one for one in ARITHMETICS if one != likelier)
         other = _try(weight, start, arithmetic=unlikelier, on_iteration=on_iteration, share_to_beat=best.share)
         if other.share > best.share:
@@ -218,6 +221,8 @@ def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, boo
 
     A delta that is rounded first adds the noise of its own steps, step^2 / 12 an element, to that of the sum.
     """
+    if weight.roundings == "update rounded first":
+        return weight.roundings, True
     first_rounding = 0.0
     for block in row_blocks(weight.tuned):
         delta = delta_of(base=weight.base[block], tuned=weight.tuned[block])
@@ -226,7 +231,7 @@ def _likelier(weight: MergedWeight, svd: Decomposition) -> tuple[Arithmetic, boo
     absorbed = expected_error(1.0, shape=(rows, columns), rank=svd.rank)
     once = weight.noise.norm * absorbed
     twice = math.hypot(weight.noise.norm, math.sqrt(first_rounding)) * absorbed
-    apart = twice > TOLD_APART * once
+    apart = weight.base.dtype == weight.tuned.dtype and twice > TOLD_APART * once
     if apart and abs(svd.misfit - twice) < abs(svd.misfit - once):
         return "update rounded first", apart
     return "one rounding", apart

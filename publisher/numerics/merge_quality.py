@@ -1,4 +1,4 @@
-"""How close base + BA comes to the tuned weight, merged as PEFT merges."""
+"""How close base + BA comes to the tuned weight, merged as the release was."""
 
 import math
 from contextlib import nullcontext
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from publisher.numerics.delta import row_blocks, squared_norm
 from publisher.numerics.dtypes import rough_products
-from publisher.numerics.intervals import Arithmetic
+from publisher.numerics.intervals import Arithmetic, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class MergeQuality:
 
     Attributes:
         relative_error: |D - BA| / |D|, Frobenius.
-        exact_elements: elements for which base + BA, merged by the arithmetic that was given, is the tuned value bit
-            for bit.
+        exact_elements: elements for which base + BA, merged by the release's arithmetic, is the tuned value bit for
+            bit.
     """
 
     relative_error: float
@@ -35,12 +35,12 @@ def merge_quality(
     delta: Tensor | None = None,
     arithmetic: Arithmetic = "one rounding",
 ) -> MergeQuality:
-    """Merge as PEFT does by default, and compare with the tuned weight.
+    """Merge, by default in float32 with one rounding at the end as PEFT does, and compare with the tuned weight.
 
     It works on blocks of rows, so that the merged matrix never exists as a whole.
 
     Args:
-        base: the base weight, (m, n), any float dtype.
+        base: the base weight, (m, n), in the dtype that it is merged in.
         tuned: the weight of the merged fine-tune, (m, n).
         b: the left factor as shipped, (m, r).
         a: the right factor as shipped, (r, n).
@@ -56,13 +56,12 @@ def merge_quality(
     error = total = 0.0
     exact = 0
     for rows in row_blocks(tuned):
-        weight, release = base[rows].to(tuned.dtype).float(), tuned[rows]
-        update = release.float() - weight if delta is None else delta[rows]
+        weight, release = base[rows], tuned[rows]
+        update = release.float() - weight.float() if delta is None else delta[rows]
         with products():
             product = b32[rows] @ a32
         total += squared_norm(update)
         error += squared_norm(update - product)
-        if arithmetic == "update rounded first":
-            product = product.to(tuned.dtype).float()
-        exact += int((product.add_(weight).to(tuned.dtype) == release).count_nonzero())
+        again = merged(base=weight, product=product, dtype=tuned.dtype, arithmetic=arithmetic)
+        exact += int((again == release).count_nonzero())
     return MergeQuality(math.sqrt(error / total) if total else 0.0, exact)

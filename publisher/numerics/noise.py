@@ -66,6 +66,23 @@ def rounding_noise(tuned: Tensor, *, name: str, steps: Tensor | None = None) -> 
     )
 
 
+def norm_deviation(tuned: Tensor) -> float:
+    """Return the standard deviation of the norm of one rounding's errors, as a share of the norm.
+
+    A square of a uniform error of step s has the variance s^4 / 180, so that their sum, of mean sum(s^2) / 12, has the
+    relative deviation sqrt(0.8 sum(s^4)) / sum(s^2), and its root half of that.
+
+    Args:
+        tuned: the weight of the merged fine-tune, (m, n).
+    """
+    squares = fourths = 0.0
+    for rows in row_blocks(tuned):
+        square = step_in_own_dtype(tuned[rows]).double().square()
+        squares += float(square.sum())
+        fourths += float(square.square().sum())
+    return math.sqrt(0.8 * fourths) / squares / 2
+
+
 def expected_error(floor: float, *, shape: tuple[int, int], rank: int) -> float:
     """Return what a rank-r least-squares fit leaves of noise: floor * sqrt((1 - r/m)(1 - r/n)).
 

@@ -26,6 +26,30 @@ def spectrum_places(rank: int) -> tuple[int, ...]:
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
 
 
+Dtype = Literal["bfloat16", "float16", "float32"]
+Roundings = Literal["one rounding", "update rounded first"]
+
+
+class MergeArithmetic(Record):
+    """How a module was merged, where it was not the usual way: base in the source's dtype, and one rounding.
+
+    Attributes:
+        merged_in: the dtype that the base had when the update was added, in which users load it for the same result.
+        rounded_to: the dtype that the sum was rounded to; the source may be stored in a longer one.
+        roundings: of the sum alone, or of the update to `rounded_to` before.
+    """
+
+    merged_in: Dtype
+    rounded_to: Dtype
+    roundings: Roundings = "one rounding"
+
+
+class CountedArithmetic(MergeArithmetic):
+    """An arithmetic, and how many modules were merged by it."""
+
+    modules: Count
+
+
 class ExactRecovery(Record):
     """How far a module's factors merge back to the released weight (`adapter.method: exact`).
 
@@ -43,7 +67,7 @@ class ExactRecovery(Record):
         residual: elements in the residual file; absent where none was asked for.
     """
 
-    arithmetic: Literal["one rounding", "update rounded first"]
+    arithmetic: Roundings
     told_apart: bool
     other_share: Figure | None
     rank_shown: Count
@@ -71,10 +95,12 @@ class MatrixFigures(Record):
         sigma_next: the first one left out; absent at full width.
         noise_edge: the spectral noise threshold: largest singular value that rounding alone would give.
         update_rms: root mean square of D.
-        exact_share: share of elements for which PEFT's default merge of base and BA gives the source bit for bit.
+        exact_share: share of elements for which base + BA, merged by the arithmetic found, is the source bit for bit.
         unchanged_share: share of elements with the same value in base and source.
         rank_at_least: the smallest value kept stands in the noise, so the true rank may be higher.
         recovery: what the exact method reached; absent with the method svd.
+        arithmetic: how the matrix was merged; absent for the usual way, the base in the source's dtype and PEFT's
+            default roundings.
     """
 
     rank: Count
@@ -93,6 +119,7 @@ class MatrixFigures(Record):
     unchanged_share: Figure
     rank_at_least: bool
     recovery: ExactRecovery | None = None
+    arithmetic: MergeArithmetic | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class ModuleFigures(MatrixFigures):
@@ -360,10 +387,12 @@ class ExtractionSummary(Record):
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
-        exact_share: share of the elements of all modules for which base + BA, rounded once, is the source.
+        exact_share: share of the elements of all modules for which base + BA, merged by each module's arithmetic, is
+            the source.
         update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
+        merge_arithmetic: how modules were merged that were not merged the usual way, and how many.
         experts: the parameters of experts; absent where the adapter has none.
     """
 
@@ -391,6 +420,7 @@ class ExtractionSummary(Record):
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
     exports: Each[ExportFile] = ()
+    merge_arithmetic: Each[CountedArithmetic] = Field(default=(), exclude_if=lambda found: not found)
     experts: "ExpertSummary | None" = Field(default=None, exclude_if=lambda found: found is None)
 
     @property

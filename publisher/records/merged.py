@@ -11,6 +11,7 @@ class Merged(Record):
         shards: how many files of weights there are.
         size: bytes of these files.
         linears: weights with the adapter in them.
+        experts: parameters of experts with the adapter in them.
         carried: modules replaced whole.
         released: all adapted weights are the released ones in every bit, as extraction.json has it.
         share: share of the adapted weights' elements that are the released ones in every bit; None where they are in
@@ -22,6 +23,7 @@ class Merged(Record):
     shards: Count
     size: Count
     linears: Count
+    experts: Count = 0
     carried: Count
     released: bool
     share: float | None

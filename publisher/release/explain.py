@@ -6,12 +6,13 @@ nearest there are.
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from publisher.errors import ManifestError, counted, listed
 from publisher.records.explained import Explained
-from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction
 from publisher.records.formats import significant_percent
 from publisher.release.charts import floors, margin
 from publisher.release.evidence import Evidence, ReleaseEvidence
@@ -24,10 +25,17 @@ _KEY = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A module and the variant that it is in."""
+    """A module, or one or all experts of a parameter as one, and the variant that it is in.
+
+    Attributes:
+        evidence: of the variant.
+        module: the module, or what stands for it.
+        tensor: the parameter of experts that it is or belongs to.
+    """
 
     evidence: Evidence
     module: ModuleExtraction
+    tensor: ExpertTensor | None = None
 
 
 def explain(name: str, found: ReleaseEvidence) -> tuple[Explained, ...]:
@@ -37,13 +45,20 @@ def explain(name: str, found: ReleaseEvidence) -> tuple[Explained, ...]:
         ManifestError: no module goes by that name, or several do; with the nearest names.
     """
     wanted = name.removesuffix(".weight")
-    every = [_Found(evidence, module) for evidence in found.adapters for module in evidence.extraction.places]
+    every = [one for evidence in found.adapters for one in _everything(evidence)]
     matching = [one for one in every if one.module.name == wanted]
     matching = matching or [one for one in every if one.module.name.endswith(f".{wanted}")]
     names = sorted({one.module.name for one in matching})
     if len(names) != 1:
         raise _unclear(name, names or nearest(wanted, [one.module.name for one in every]), several=len(names) > 1)
-    return tuple(_explained(one.evidence, one.module) for one in matching)
+    return tuple(map(_explained, matching))
+
+
+def _everything(evidence: Evidence) -> Iterator[_Found]:
+    yield from (_Found(evidence, module) for module in evidence.extraction.modules)
+    for tensor in evidence.extraction.experts:
+        yield _Found(evidence, tensor.together, tensor)
+        yield from (_Found(evidence, tensor.alone(found), tensor) for found in tensor.experts)
 
 
 def _unclear(name: str, names: list[str], *, several: bool) -> ManifestError:
@@ -69,9 +84,17 @@ def nearest(name: str, names: list[str]) -> list[str]:
 # --- the facts ----------------------------------------------------------------------------------------------
 
 
-def _explained(evidence: Evidence, module: ModuleExtraction) -> Explained:
-    extraction = evidence.extraction
-    facts = (*_figures(module), *_recovery(module), *_files(extraction, module))
+def _explained(found: _Found) -> Explained:
+    extraction, module = found.evidence.extraction, found.module
+    experts = _experts(found.tensor) if found.tensor and found.tensor.name == module.name else ()
+    facts = (
+        *_figures(module),
+        _bit_for_bit(found),
+        *experts,
+        *_recovery(module),
+        *_tensors(found),
+        *_files(extraction),
+    )
     return Explained(module=module.name, variant=extraction.path, label=extraction.label, facts=facts, figures=module)
 
 
@@ -93,7 +116,15 @@ def _figures(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
     if module.spectrum:
         yield "spectrum", f"{spectrum_bar(module)} (logarithmic, from the noise edge up)"
     yield "update", f"rms {module.update_rms:.3g}; {_percent(module.unchanged_share)} of the weights unchanged"
-    yield "bit for bit", f"{_percent(module.exact_share)} of the weights, merged and rounded once"
+    if way := module.arithmetic:
+        cast = f", then cast to {way.rounded_to}" if way.merged_in != way.rounded_to else ""
+        yield "merge", f"in {way.merged_in}{cast}; {way.roundings}"
+
+
+def _bit_for_bit(found: _Found) -> tuple[str, str]:
+    how = "merged and rounded once" if found.tensor is None else "merged with the update rounded before"
+    how = "merged as the release was" if found.module.arithmetic else how
+    return "bit for bit", f"{_percent(found.module.exact_share)} of the weights, {how}"
 
 
 def _percent(share: float) -> str:
@@ -124,10 +155,29 @@ def _recovery(module: ModuleExtraction) -> Iterator[tuple[str, str]]:
         yield "residual", f"{counted(found.residual, 'element')} in residual.safetensors"
 
 
-def _files(extraction: Extraction, module: ModuleExtraction) -> Iterator[tuple[str, str]]:
+def _experts(tensor: ExpertTensor) -> Iterator[tuple[str, str]]:
+    """Yield what the experts of a parameter are together; the figures before are those of all of them as one."""
+    yield "experts", f"{len(tensor.experts)} of {tensor.number} changed; the figures above are those of all together"
+    ranks = Counter(found.rank for found in tensor.experts)
+    yield "ranks", ", ".join(f"{number} at {rank}" for rank, number in sorted(ranks.items(), reverse=True))
+    worst = max(tensor.experts, key=lambda found: (found.relative_error, -found.expert))
+    yield "worst expert", f"{worst.expert}: {_percent(worst.relative_error)} of its update, rank {worst.rank}"
+
+
+def _tensors(found: _Found) -> Iterator[tuple[str, str]]:
+    module, tensor = found.module, found.tensor
+    if tensor is not None:
+        rows, columns = tensor.sides
+        width = tensor.number * tensor.alpha
+        yield "tensors", f"{tensor.keys[0]} ({width} x {columns}; the rows of one expert together)"
+        yield "", f"{tensor.keys[1]} ({rows} x {width}; the expert runs fastest)"
+        return
     rows, columns = reversed(module.shape) if module.transposed else module.shape
     yield "tensors", f"{_KEY}{module.name}.lora_A.weight ({module.alpha} x {columns})"
     yield "", f"{_KEY}{module.name}.lora_B.weight ({rows} x {module.alpha})"
+
+
+def _files(extraction: Extraction) -> Iterator[tuple[str, str]]:
     for name, file in extraction.summary.written.items():
         yield "file" if name == extraction.summary.adapter.name else "", f"{name}, SHA-256 {file.sha256}"
     for side, known in (("source", extraction.source), ("base", extraction.base)):

@@ -82,7 +82,10 @@ def test_a_merge_that_rounded_the_update_first_is_recognised_and_undone(rms: flo
     assert recovery.arithmetic == first
     assert recovery.told_apart
     assert recovery.share > 0.999
-    assert module.figures.exact_share < recovery.share
+    if module.figures.arithmetic is None:  # its own rounding does not show beside that of the sum
+        assert module.figures.exact_share < recovery.share
+    else:
+        assert module.figures.exact_share == recovery.share
 
 
 @pytest.mark.parametrize("rms", [6e-4, 6e-3, 3e-2])

@@ -58,6 +58,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         _SIZES | _EXPERTS | _LINEAR_ATTENTION | {"shared_expert_intermediate_size": 16},
     ),
+    "Mixtral": ("MixtralForCausalLM", _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GPT2": ("GPT2LMHeadModel", _GPT2 | {"eos_token_id": 2}),
     "Mamba": ("MambaForCausalLM", _MAMBA | {"bos_token_id": 1, "eos_token_id": 2}),
 }
@@ -109,16 +110,17 @@ class Pair:
         """The fine-tune's adapter in `staged`, with these settings of the manifest."""
         self.settings = settings
         places = {"staged": self.staged, "work": self.folder / "work"}
-        sides = self._snapshots()
+        sides = self.snapshots()
         return extract(self.variant, base=sides[1], tuned=sides[0], **places, engine=Local(CPU), progress=silent)
 
     def validated(self, extraction: Extraction) -> Validation:
         """What PEFT, the numbers and the logits say of it."""
-        source, base = self._snapshots()
+        source, base = self.snapshots()
         places = {"base": base, "tuned": source, "staged": self.staged}
         return validate(self.variant, extraction, **places, engine=Local(CPU), progress=silent)
 
-    def _snapshots(self) -> Any:
+    def snapshots(self) -> Any:
+        """Source and base, as they lie in their folders."""
         memo = self.folder / "memo.json"
         return tuple(fetch(Reference(path=name), memo=memo, progress=silent) for name in ("source", "base"))
 

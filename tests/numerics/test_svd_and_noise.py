@@ -81,9 +81,12 @@ def _fit(found: Decomposition) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
-def test_the_update_is_the_float32_difference_to_the_base_in_the_source_dtype(dtype: torch.dtype) -> None:
+def test_the_update_is_the_float32_difference_to_the_base_in_the_dtype_that_it_was_merged_in(
+    dtype: torch.dtype,
+) -> None:
     source, base = _gaussian(70, 30, seed=0).to(dtype), _gaussian(70, 30, seed=1)
-    assert torch.equal(delta_of(base=base, tuned=source), source.float() - base.to(dtype).float())
+    assert torch.equal(delta_of(base=base, tuned=source), source.float() - base)
+    assert torch.equal(delta_of(base=base.to(dtype), tuned=source), source.float() - base.to(dtype).float())
 
 
 @pytest.mark.parametrize("dtype", EVERY, ids=str)

@@ -24,6 +24,7 @@ from publisher.records.checkpoint import Checkpoint, FileDigest
 from publisher.records.closure import closure
 from publisher.records.extraction import (
     Carried,
+    CountedArithmetic,
     Extraction,
     ExtractionSummary,
     LeftOut,
@@ -545,6 +546,20 @@ def test_a_module_carried_whole_is_named_with_its_share_and_who_refuses_it() -> 
     )
     assert "vLLM refuses an adapter that has them" in card
     assert "is equal in both, but for those named below." in card
+
+
+def test_the_card_says_in_which_dtype_the_base_is_loaded_where_the_merge_was_not_the_usual_one() -> None:
+    manifest, (first, second) = clef()
+    wide = CountedArithmetic(merged_in="float32", rounded_to="bfloat16", modules=184)
+    safe = CountedArithmetic(merged_in="bfloat16", rounded_to="bfloat16", roundings="update rounded first", modules=2)
+    unusual = with_summary(first, merge_arithmetic=(wide, safe))
+    text = " ".join(render(manifest, (unusual, second)).split())
+    assert "184 linears: the release was merged in float32, with the base not cast before, and then" in text
+    assert "load the base with `dtype=torch.float32`, merge, and cast the result to `torch.bfloat16`" in text
+    assert "2 linears: the release was merged in bfloat16, with the update rounded before it was added, as" in text
+    assert "`merge_and_unload(safe_merge=True)` does" in text
+    assert "merged as the release was" in text
+    assert not unexplained(body(render(manifest, (unusual, second))), manifest, (unusual, second))
 
 
 def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() -> None:

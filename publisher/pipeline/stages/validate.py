@@ -16,6 +16,7 @@ from publisher.adapters.structure_checks import judging_packages, require_no_pro
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.extraction.claims import require_claims
+from publisher.extraction.model_structure import structure_of
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
@@ -56,7 +57,15 @@ def validate(
     with quiet():
         progress(f"validating {variant.label}: structure")
         require_structure(variant, extraction, base=base, staged=staged)
-        difference = require_claims(extraction, base=base, tuned=tuned, staged=staged, engine=engine, progress=progress)
+        difference = require_claims(
+            extraction,
+            base=base,
+            tuned=tuned,
+            names=structure_of(variant.model_class, base.folder).names.applied,
+            staged=staged,
+            engine=engine,
+            progress=progress,
+        )
         obstacle = _STREAMED if tuned.streamed or base.streamed else function_obstacle(headers_of(tuned))
         progress(f"validating {variant.label}: function")
         function = None if obstacle else require_function(variant, base=base, tuned=tuned, staged=staged)
