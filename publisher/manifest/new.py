@@ -16,10 +16,10 @@ import yaml
 
 from publisher.border.files import read_text
 from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
-from publisher.checkpoints.card_fields import card_fields
+from publisher.checkpoints.card_fields import CARD, card_fields
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
-from publisher.checkpoints.remote_headers import remote_entries
+from publisher.checkpoints.remote_headers import remote_entries, text_on_hub
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
@@ -129,7 +129,7 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     commit = revision if is_commit_id(revision) else hub.resolve_revision(repo, revision)
     checkpoint = Checkpoint(kind="hub", name=repo, revision=commit, files=())
     sizes = {file.path: file.size for file in hub.list_files(repo, commit)}
-    entry = weight_entry(sizes, where=checkpoint.short)
+    entry = weight_entry(sizes, where=checkpoint.short, beside=text_on_hub(repo, commit))
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
     config = read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
     entries = remote_entries(checkpoint, files, sizes=sizes, config=config)
@@ -147,7 +147,7 @@ def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
 def _stated_license(checkpoint: _Checkpoint) -> str | None:
     if "path" not in checkpoint.reference:
         return hub.license_of(**checkpoint.reference)
-    card = Path(checkpoint.reference["path"]) / "README.md"
+    card = Path(checkpoint.reference["path"]) / CARD
     stated = card_fields(read_text(card) if card.is_file() else "").get("license")
     return stated if isinstance(stated, str) else None
 
