@@ -73,6 +73,7 @@ def summarise(
         left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
         fp8=seen.fp8,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
+        labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
         + sum(tensor.parameters for tensor in experts),
@@ -144,7 +145,7 @@ def _weighted_mean(shares: Sequence[float], elements: Sequence[int]) -> float:
 def _whole_update(fits: Sequence[Matrix], seen: Comparison) -> float:
     """Return the squared norm of everything that differs: in the adapter's factors, stored whole, or left out."""
     adapted = sum(fit.update for fit in fits)
-    carried = sum(module.norm**2 for module in seen.saved)
+    carried = sum(module.norm**2 for module in seen.saved if module.norm is not None)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
@@ -188,6 +189,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         saved=summary.carried,
         fp8=summary.fp8,
         experts=tuple(experts),
+        labels=summary.labels,
     )
 
 

@@ -87,7 +87,7 @@ def extract(
     """
     settings = variant.adapter
     tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-    structure = structure_of(variant.model_class, base.folder)
+    structure = structure_of(variant.model_class, base.folder, head_of=tuned.folder)
     with open_pair(base=base, tuned=tuned, names=structure.names.applied) as both:
         seen = compare(both, settings, structure=structure, engine=engine, progress=progress)
         _require_expected(seen, variant.expect, label=variant.label)
