@@ -100,3 +100,8 @@ def save_as_class(model: Any, folder: Path) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_as_transformers(model: Any, folder: Path) -> None:
+    """Save a model as save_pretrained does: where the class has it so, with a tensor for each expert."""
+    model.save_pretrained(folder)

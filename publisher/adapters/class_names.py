@@ -131,7 +131,9 @@ class ClassNames:
         if any(name not in self.parameters or one.shape != self.parameters[name].shape for name, one in made.items()):
             return stored
         size = sum(header.stop - header.start for header in stored.values())
-        header = replace(parts[0].header, sha256=None, stop=parts[0].header.start + size, conversion=conversion)
+        header = replace(
+            parts[0].header, sha256=None, stop=parts[0].header.start + size, scale=None, conversion=conversion
+        )
         return {
             name: replace(header, dtype=safetensors_dtype(one.dtype), shape=tuple(one.shape))
             for name, one in made.items()

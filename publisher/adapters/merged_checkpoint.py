@@ -86,7 +86,7 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
         NoRoomError: the disk is too small.
         BusyError: another merge writes to the same folder.
     """
-    if again_fp8 and not any(header.scale for header in inputs.base.values()):
+    if again_fp8 and not any(header.in_fp8 for header in inputs.base.values()):
         raise MergeError(
             f"--fp8, and {base.checkpoint.short} is not in FP8 with block scales", next_step="leave --fp8 out"
         )

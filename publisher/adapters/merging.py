@@ -20,7 +20,7 @@ from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
-from publisher.checkpoints.converting_reader import Conversion
+from publisher.checkpoints.converting_reader import Conversion, parts_of
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.mxfp4_reader import stored_names
@@ -82,13 +82,15 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
-    return _by_stored_names(found, inputs)
+    return _by_stored_names(found, inputs, again_fp8=again_fp8)
 
 
-def _by_stored_names(found: Mapping[str, Replacement | None], inputs: MergeInputs) -> dict[str, Replacement | None]:
+def _by_stored_names(
+    found: Mapping[str, Replacement | None], inputs: MergeInputs, *, again_fp8: bool
+) -> dict[str, Replacement | None]:
     """Return what is replaced by the names, and in the parts, that the base's files have."""
 
-    @lru_cache(maxsize=1)  # parts lie beside each other in the files
+    @lru_cache(maxsize=2)  # parts lie beside each other in the files: an expert's of two parameters
     def reverted(conversion: Conversion) -> dict[str, torch.Tensor]:
         names = [name for name, header in inputs.base.items() if header.conversion is conversion]
         return conversion.reverted({name: _loaded(found.get(name), name, inputs) for name in names})
@@ -101,7 +103,7 @@ def _by_stored_names(found: Mapping[str, Replacement | None], inputs: MergeInput
             continue
         for part in header.conversion.parts:
             load = partial(_part, reverted, header.conversion, part.name)
-            stored[part.name] = Replacement(part.header.dtype, part.header.shape, load)
+            stored |= _stored(part.name, part.header, load, again_fp8=again_fp8)
     return stored
 
 
@@ -133,7 +135,7 @@ def _require_places(inputs: MergeInputs) -> None:
 
 def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
     """Yield every FP8 weight in bf16, and None for its scales."""
-    for name, header in inputs.base.items():
+    for name, header in parts_of(inputs.base).items():
         if header.scale is not None:
             yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))
             yield header.scale.name, None

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.reading import Reader, in_blocks
 
@@ -106,5 +107,9 @@ class ConvertingReader:
 
     def steps(self, name: str) -> "torch.Tensor | None":
         """Return the distance of an FP8 weight's stored values at each element; None of any other tensor."""
-        found = getattr(self._reader, "steps", None)
-        return found(name) if found is not None and name not in self._conversions else None
+        conversion = self._conversions.get(name)
+        if conversion is None:
+            return steps(name, self._reader)
+        found = {part.name: steps(part.name, self._reader) for part in conversion.parts}
+        known = {part: one for part, one in found.items() if one is not None}
+        return conversion.converted(known)[name] if len(known) == len(found) else None

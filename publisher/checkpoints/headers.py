@@ -88,6 +88,12 @@ class TensorHeader:
     conversion: "Conversion | None" = field(default=None, kw_only=True)
     stored: str | None = field(default=None, kw_only=True)
 
+    @property
+    def in_fp8(self) -> bool:
+        """Whether it is stored in FP8 with scales, or any of the tensors is that it is made of."""
+        parts = self.conversion.parts if self.conversion else ()
+        return self.scale is not None or any(part.header.scale is not None for part in parts)
+
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Return the header of every tensor of the checkpoint in this folder, sorted by name.

@@ -24,7 +24,7 @@ from publisher.adapters.structure_checks import factor_shapes, require_no_proble
 from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.experts import ExpertPair, expert_pairs
-from publisher.extraction.pair_job import PairJob
+from publisher.extraction.pair_job import PairJob, bytes_to_look_at
 from publisher.numerics.merge_arithmetic import as_merged
 from publisher.numerics.merge_quality import MergeQuality, merge_quality
 from publisher.records.checkpoint import Snapshot
@@ -188,7 +188,7 @@ class CheckingExperts(PairJob[ExpertClaim, _Checked]):
 
     def memory(self, unit: ExpertClaim) -> int:
         """Return the bytes of memory that checking one expert takes, beside the process."""
-        return _AT_LEAST + _CHECKED * math.prod(unit.tensor.matrix)
+        return _AT_LEAST + _CHECKED * math.prod(unit.tensor.matrix) + bytes_to_look_at(unit.weights)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[ExpertClaim, _Checked]]:
@@ -216,13 +216,14 @@ def _checked_expert(claim: ExpertClaim, expert: int, *, pair: ExpertPair, figure
         problems += [f"{name} has factors, and the evidence has nothing of it"] if bool((b @ a).any()) else []
         return _Checked(0.0, tuple(problems))
     problems = []
+    base, tuned = as_merged(base=pair.base, tuned=pair.tuned, arithmetic=figures.arithmetic)
     if figures.recovery:
-        merged = merged_by_peft(pair.base.to(pair.tuned.dtype), b=b, a=a, safe=True)
+        merged = merged_by_peft(base, b=b, a=a, safe=True).to(tuned.dtype)
         share = float((merged == pair.tuned).double().mean())
         if not share >= figures.recovery.share - MERGE_TOLERANCE:
             problems.append(f"{name}: PEFT's merge restores {share:.6%}, claimed {figures.recovery.share:.6%}")
-    base = pair.base.to(pair.tuned.dtype)
-    found = merge_quality(base=base, tuned=pair.tuned, b=b, a=a, arithmetic="update rounded first")
+    roundings = figures.arithmetic.roundings if figures.arithmetic else "update rounded first"
+    found = merge_quality(base=base, tuned=tuned, b=b, a=a, arithmetic=roundings)
     return _held_against(figures, found, name=name, elements=pair.tuned.numel(), problems=problems)
 
 

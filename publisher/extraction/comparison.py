@@ -103,8 +103,8 @@ def compare(
     """
     both = without_tied_copies(both, structure.names.tied)
     base, tuned = both.headers
-    ignored = selected("ignore", settings.ignore, {*tuned, *base}, of="in either checkpoint")
-    carried = selected("carry", settings.carry, tuned.keys(), of="of the source")
+    ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
+    carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
     optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
     mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
@@ -133,6 +133,10 @@ def compare(
         fp8=tuple(side for side, headers in (("source", tuned), ("base", base)) if _in_fp8(found.changed, headers)),
         experts=experts,
     )
+
+
+def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]]:
+    return {name: [side[name] for side in sides if name in side] for name in {key for side in sides for key in side}}
 
 
 def _sorted(
@@ -174,7 +178,7 @@ def _transposed(changed: Iterable[str], structure: Structure) -> frozenset[str]:
 
 
 def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:
-    return any(headers[name].scale is not None for name in names)
+    return any(headers[name].in_fp8 for name in names)
 
 
 def _left_out(name: str, square: float) -> DifferentTensor:

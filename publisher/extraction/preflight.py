@@ -20,13 +20,16 @@ _RESIZE = (
 )
 
 
-def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of: str) -> frozenset[str]:
+def selected(
+    field: str, patterns: Sequence[str], tensors: Mapping[str, Collection[TensorHeader]], *, of: str
+) -> frozenset[str]:
     """Return the tensors that a field of the manifest's `adapter` selects.
 
     Args:
         field: `ignore` or `carry`.
         patterns: names of tensors, or patterns with `*`, `?` and `[...]`.
-        names: the tensors to select from.
+        tensors: those to select from, with their headers; each may be selected by its name in the files too, and one
+            that is stored in parts, by the names of all of these.
         of: whose tensors these are, for the message.
 
     Returns:
@@ -35,15 +38,24 @@ def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of:
     Raises:
         ExtractionError: naming the patterns that match none.
     """
-    matches = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
-    idle = [pattern for pattern, found in matches.items() if not found]
+    meant = {name: _meant(patterns, name, headers) for name, headers in tensors.items()} if patterns else {}
+    idle = sorted(set(patterns).difference(*meant.values()), key=patterns.index)
     if idle:
         raise ExtractionError(
             f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
             expected=f"names or patterns of tensors {of}",
             next_step="correct or remove them in the manifest",
         )
-    return frozenset().union(*matches.values())
+    return frozenset(name for name, found in meant.items() if found)
+
+
+def _meant(patterns: Sequence[str], name: str, headers: Iterable[TensorHeader]) -> set[str]:
+    """Return the patterns that select a tensor: by its name, or all together by those of its stored parts."""
+    names = {name} | {header.stored for header in headers if header.stored is not None}
+    parts = {part.name for header in headers if header.conversion for part in header.conversion.parts}
+    by_name = {pattern for pattern in patterns if any(fnmatch.fnmatchcase(one, pattern) for one in names)}
+    by_part = [{pattern for pattern in patterns if fnmatch.fnmatchcase(part, pattern)} for part in sorted(parts)]
+    return by_name.union(*by_part) if by_name or (by_part and all(by_part)) else set()
 
 
 def preflight(

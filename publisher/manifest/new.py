@@ -27,14 +27,9 @@ from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
+from publisher.manifest.task_types import task_type_of
 from publisher.records.checkpoint import Checkpoint
 
-_TASKS = {
-    "ForCausalLM": "CAUSAL_LM",
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-}
 _SHOWN = 10
 
 _MANIFEST = """\
@@ -113,7 +108,7 @@ def new_manifest(*, base: str, tuned: str) -> str:
         base=_reference_lines(original),
         model_class=model_class,
         dtype=_dtype(fine_tune),
-        task_type=_task_type(model_class, config),
+        task_type=task_type_of(model_class, config) or "null # no wrapper of PEFT fits this class",
     )
 
 
@@ -236,12 +231,6 @@ def _dtype(checkpoint: _Checkpoint) -> str:
             next_step="name the checkpoint before it was quantised",
         )
     return usual
-
-
-def _task_type(model_class: str, config: dict[str, Any]) -> str:
-    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
-        return "SEQ_2_SEQ_LM"
-    return next((task for ending, task in _TASKS.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
 
 
 # --- writing ------------------------------------------------------------------------------------------------
