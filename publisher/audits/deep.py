@@ -316,4 +316,6 @@ def function(case: _Case) -> str:
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
         seen = require_function(case.variant, base=case.base, tuned=case.tuned, staged=case.folder)
+    if isinstance(seen, str):
+        raise UncheckedError(seen)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -8,6 +8,7 @@ and its fine-tune: no weight in common, or weights of different shapes. What no 
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,15 @@ from publisher.checkpoints.card_fields import CARD, card_fields
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.remote_headers import remote_entries, text_on_hub
+from publisher.checkpoints.tensor_formats import Described
+from publisher.checkpoints.wrappers import unwrapped
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
+from publisher.manifest.task_types import task_type_of
 from publisher.records.checkpoint import Checkpoint
 
-_TASKS = {
-    "ForCausalLM": "CAUSAL_LM",
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-}
 _SHOWN = 10
 
 _MANIFEST = """\
@@ -110,7 +108,7 @@ def new_manifest(*, base: str, tuned: str) -> str:
         base=_reference_lines(original),
         model_class=model_class,
         dtype=_dtype(fine_tune),
-        task_type=_task_type(model_class, config),
+        task_type=task_type_of(model_class, config) or "null # no wrapper of PEFT fits this class",
     )
 
 
@@ -125,7 +123,7 @@ def _checkpoint(text: str) -> _Checkpoint:
 
 
 def _local(folder: Path) -> _Checkpoint:
-    headers = {name: (header.dtype, header.shape) for name, header in read_headers(folder).items()}
+    headers = _by_short_name(read_headers(folder))
     relative = Path(os.path.relpath(folder)).as_posix()
     return _Checkpoint(str(folder), folder.resolve().name, {"path": relative}, headers)
 
@@ -138,8 +136,13 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
     config = read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
     entries = remote_entries(checkpoint, files, sizes=sizes, config=config)
-    headers = {name: (one.dtype, one.shape) for name, one in entries.items()}
+    headers = _by_short_name(entries)
     return _Checkpoint(checkpoint.short, repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+
+
+def _by_short_name(described: Mapping[str, Described]) -> _Headers:
+    short = unwrapped(described)
+    return {short[name]: (one.dtype, one.shape) for name, one in described.items()}
 
 
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
@@ -228,12 +231,6 @@ def _dtype(checkpoint: _Checkpoint) -> str:
             next_step="name the checkpoint before it was quantised",
         )
     return usual
-
-
-def _task_type(model_class: str, config: dict[str, Any]) -> str:
-    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
-        return "SEQ_2_SEQ_LM"
-    return next((task for ending, task in _TASKS.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
 
 
 # --- writing ------------------------------------------------------------------------------------------------

@@ -501,7 +501,7 @@ class Settings(Record):
     rank: Count | Literal["auto"] | Energy
     dtype: str
     layout: str
-    task_type: str
+    task_type: str | None
     model_class: str
     ignore: Each[str]
     carry: Each[str] = ()

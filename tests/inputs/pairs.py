@@ -125,13 +125,13 @@ class Pair:
         return tuple(fetch(Reference(path=name), memo=memo, progress=silent) for name in ("source", "base"))
 
 
-def tune(weights: Weights, pattern: str) -> None:
+def tune(weights: Weights, pattern: str, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Add an update of rank 2, about as large as the weights, to each matrix that matches; stacks of them likewise."""
     for name in sorted(weights):
         if re.search(pattern, name) and weights[name].dim() > 1:
             *stack, rows, columns = weights[name].shape
             update = torch.randn(*stack, rows, RANK) @ torch.randn(*stack, RANK, columns)
-            weights[name] = (weights[name].float() + 0.02 * update).bfloat16()
+            weights[name] = (weights[name].float() + 0.02 * update).to(dtype)
 
 
 def quantise(weights: Weights, pattern: str) -> None:

@@ -22,7 +22,7 @@ from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
 from publisher.records.progress import Progress
-from publisher.records.validation import Validation
+from publisher.records.validation import FunctionCheck, Validation
 
 _STREAMED = "the weights are streamed, and the model is not on this machine"
 
@@ -68,7 +68,7 @@ def validate(
         )
         obstacle = _STREAMED if tuned.streamed or base.streamed else function_obstacle(headers_of(tuned))
         progress(f"validating {variant.label}: function")
-        function = None if obstacle else require_function(variant, base=base, tuned=tuned, staged=staged)
+        function = obstacle or require_function(variant, base=base, tuned=tuned, staged=staged)
     problems = summary_problems(extraction)
     require_no_problems(problems, "the summary in extraction.json does not follow from its modules")
     return Validation(
@@ -76,7 +76,7 @@ def validate(
         modules=len(extraction.modules) + len(extraction.experts),
         tensors=2 * (len(extraction.modules) + len(extraction.experts)) + len(carried_keys(extraction.summary.carried)),
         largest_claim_difference=difference,
-        function=function,
-        function_skipped=obstacle,
+        function=function if isinstance(function, FunctionCheck) else None,
+        function_skipped=function if isinstance(function, str) else None,
         packages=judging_packages(),
     )
