@@ -63,7 +63,7 @@ def extent(summary: ExtractionSummary) -> str:
 
 
 def places(summary: ExtractionSummary) -> str:
-    """Return what is adapted: `24 linears`, `24 linears and 16 expert tensors`, `2 expert tensors and 1 other weight`."""
+    """Return what is adapted: `24 linears`, `24 linears and 16 expert tensors`, or with `3 other weights`."""
     if summary.experts is None:
         return linears(summary.linears)
     single, stacked = summary.experts.single, summary.experts.tensors - summary.experts.single
