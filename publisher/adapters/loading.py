@@ -34,7 +34,8 @@ from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
-from publisher.checkpoints.headers import file_headers
+from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.wrappers import key_mapping
 from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records.extraction import ExpertTensor, ModuleExtraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
@@ -200,6 +201,7 @@ def whole_model(model_class: str, folder: Path, *, labels: int | None = None) ->
             dtype=torch.float32,
             local_files_only=True,
             ignore_mismatched_sizes=labels is not None,
+            key_mapping=key_mapping(read_headers(folder)),
         )
         return loaded.eval()
 
