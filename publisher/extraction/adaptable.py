@@ -110,6 +110,9 @@ def is_adaptable(name: str, header: TensorHeader, structure: Structure) -> bool:
         name: of the tensor, by the class.
         header: of it in the merged fine-tune.
         structure: of the model class.
+
+    Returns:
+        Whether a LoRA of PEFT can; it may refuse the module all the same.
     """
     if name in structure.wrappable:
         return True

@@ -14,7 +14,7 @@ import torch
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
-from publisher.errors import ExtractionError, counted
+from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.adaptable import Obstacle, is_adaptable, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
@@ -187,9 +187,24 @@ def _sorted(different: tuple[str, ...], both: CheckpointPair, choice: _Choice, *
     chosen += [name for name in choice.stored_anyway if name in tuned]
     whole = modules_to_save(chosen, choice.heads, tuned, structure=structure)
     saved = {name for tensors in whole.values() for name in tensors}
+    _require_none_ignored(saved & choice.ignored - _equal_tensors(both, different))
     changed = tuple(name for name in kept if name not in saved)
     _require_change(changed, different, whole)
     return _Sorted(different, tuple(name for name in different if name in choice.ignored), whole, changed)
+
+
+def _equal_tensors(both: CheckpointPair, different: Collection[str]) -> set[str]:
+    base, tuned = both.headers
+    return {name for name in base.keys() & tuned.keys() if base[name].shape == tuned[name].shape} - set(different)
+
+
+def _require_none_ignored(names: Collection[str]) -> None:
+    if names:
+        raise ExtractionError(
+            f"adapter.ignore leaves out tensors of modules that are stored whole:\n{listed(sorted(names))}\n",
+            expected="modules that are stored with all their tensors, since PEFT replaces a module as a whole",
+            next_step="name all tensors of these modules under adapter.ignore, or none",
+        )
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str], whole: Collection[str]) -> None:

@@ -53,9 +53,10 @@ def modules_to_save(
 
 
 def is_storable(name: str, structure: Structure) -> bool:
-    """Return whether PEFT can store the module of this tensor whole: one that holds no further modules."""
+    """Return whether PEFT can store the module of this tensor whole: one that holds no further modules of weights."""
     module = module_of(name)
-    return bool(module) and not any(other.startswith(f"{module}.") for other in structure.every)
+    holders = {module_of(parameter) for parameter in structure.names.parameters}
+    return module in structure.every and bool(module) and not any(one.startswith(f"{module}.") for one in holders)
 
 
 def _is_within(name: str, modules: Collection[str]) -> bool:
