@@ -107,6 +107,7 @@ def _experts(experts: Sequence[ExpertTensor], *, total: float) -> ExpertSummary:
     held = [fit.figures for fit in found if fit.figures.rank]
     return ExpertSummary(
         tensors=len(experts),
+        single=sum(tensor.number == 1 for tensor in experts),
         matrices=sum(tensor.number for tensor in experts),
         changed=len(found),
         silent=len(found) - len(held),

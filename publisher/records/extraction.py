@@ -439,7 +439,8 @@ class ExpertSummary(Record):
 
     Attributes:
         tensors: parameters that PEFT adapts by `target_parameters`.
-        matrices: experts in all of them.
+        single: those of them that are one matrix, such as a router.
+        matrices: in all of them, one for each expert.
         changed: those that differ between base and source.
         silent: those of them that stay within rounding noise and have no factors.
         rank: least, median and greatest over the changed ones that have factors.
@@ -450,6 +451,7 @@ class ExpertSummary(Record):
     """
 
     tensors: Count
+    single: Count
     matrices: Count
     changed: Count
     silent: Count

@@ -353,3 +353,40 @@ def test_experts_of_a_base_in_float32_are_found_at_their_ranks(make_experts: Mak
             assert found.arithmetic.merged_in == "float32"
             assert found.ratio == pytest.approx(1, abs=0.2)
     pair.validated(extraction)
+
+
+def test_linears_whose_names_peft_takes_for_experts_are_adapted_by_their_parameters(make_experts: MakeExperts) -> None:
+    """PEFT reads `mlp.gate_proj` of a dense layer as DeepSeek's experts, and drops it from target_modules."""
+
+    def change(model: Any) -> None:
+        update_experts(model, which="gate_up_proj")
+        dense, sparse = (layer.mlp for layer in model.model.layers)
+        for linear in (dense.gate_proj, dense.up_proj, sparse.shared_experts.down_proj, sparse.gate):
+            add_rounded(linear.weight, rank=2)
+
+    pair = make_experts("DeepseekV3ForCausalLM", change)
+    extraction = pair.extracted()
+    names = {tensor.name.removeprefix("model.layers."): tensor.rank for tensor in extraction.experts}
+    assert names == {
+        "0.mlp.gate_proj.weight": 2,
+        "0.mlp.up_proj.weight": 2,
+        "1.mlp.experts.gate_up_proj": 5,
+        "1.mlp.gate.weight": 2,
+        "1.mlp.shared_experts.down_proj.weight": 2,
+    }
+    assert extraction.summary.experts is not None
+    assert (extraction.summary.experts.tensors, extraction.summary.experts.single) == (5, 4)
+    pair.validated(extraction)
+
+
+def test_a_router_that_is_more_than_a_linear_module_is_adapted_by_its_parameter(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].feed_forward.router.weight, rank=2)
+
+    pair = make_experts("Llama4ForCausalLM", change)
+    extraction = pair.extracted()
+    assert [(one.name[-13:], one.rank) for one in extraction.experts if len(one.shape) == 2] == [("router.weight", 2)]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.05
