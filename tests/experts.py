@@ -41,8 +41,29 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "DeepseekV3ForCausalLM": (
+        "DeepseekV3Config",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "Llama4ForCausalLM": (
+        "Llama4TextConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48},
+    ),
 }
-CLASSES = tuple(_CLASSES)
+CLASSES = ("Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
 RANKS = (3, 1, 0, 5)  # of the update of each expert; one does not change
 
 

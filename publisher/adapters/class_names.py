@@ -24,9 +24,8 @@ from transformers.core_model_loading import (
 from publisher.checkpoints.converting_reader import Conversion, Part
 from publisher.checkpoints.dtypes import safetensors_dtype, torch_dtype
 from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.wrappers import unwrapped
 
-_COMPILED = "_orig_mod."  # torch.compile puts it before a module's parameters
-_DISTRIBUTED = "module."  # DistributedDataParallel puts it before all
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # stored by earlier versions of many classes
 
 
@@ -79,7 +78,9 @@ class ClassNames:
         """
         found: dict[str, TensorHeader] = {}
         parts: dict[str, list[Part]] = {}
-        for stored, short in sorted(_unwrapped(headers, self.parameters), key=lambda pair: dot_natural_key(pair[1])):
+        for stored, short in sorted(
+            unwrapped(headers, self.parameters).items(), key=lambda pair: dot_natural_key(pair[1])
+        ):
             header = headers[stored]
             name, pattern = self._renamed(short)
             if name not in self.parameters:
@@ -141,13 +142,3 @@ class ClassNames:
 
 def _empty(header: TensorHeader) -> torch.Tensor:
     return torch.empty(header.shape, dtype=torch_dtype(header), device="meta")
-
-
-def _unwrapped(names: Iterable[str], parameters: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return each name with what it is without the prefixes of wrappers, which a class itself does not have."""
-    short = {name: name if name in parameters else name.replace(_COMPILED, "") for name in names}
-    if all(name.startswith(_DISTRIBUTED) for name in short.values()) and not any(
-        name.startswith(_DISTRIBUTED) for name in parameters
-    ):
-        short = {name: one.removeprefix(_DISTRIBUTED) for name, one in short.items()}
-    return list(short.items())

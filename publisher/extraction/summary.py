@@ -72,6 +72,7 @@ def summarise(
         tensors_base_only=seen.base_only,
         left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
         fp8=seen.fp8,
+        mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
@@ -106,6 +107,7 @@ def _experts(experts: Sequence[ExpertTensor], *, total: float) -> ExpertSummary:
     held = [fit.figures for fit in found if fit.figures.rank]
     return ExpertSummary(
         tensors=len(experts),
+        single=sum(tensor.number == 1 for tensor in experts),
         matrices=sum(tensor.number for tensor in experts),
         changed=len(found),
         silent=len(found) - len(held),
@@ -187,6 +189,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         layers_total=summary.layers_total,
         saved=summary.carried,
         fp8=summary.fp8,
+        mxfp4=summary.mxfp4,
         experts=tuple(experts),
     )
 

@@ -8,6 +8,7 @@ and its fine-tune: no weight in common, or weights of different shapes. What no 
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from publisher.checkpoints.card_fields import CARD, card_fields
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.remote_headers import remote_entries, text_on_hub
+from publisher.checkpoints.tensor_formats import Described
+from publisher.checkpoints.wrappers import unwrapped
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
@@ -120,7 +123,7 @@ def _checkpoint(text: str) -> _Checkpoint:
 
 
 def _local(folder: Path) -> _Checkpoint:
-    headers = {name: (header.dtype, header.shape) for name, header in read_headers(folder).items()}
+    headers = _by_short_name(read_headers(folder))
     relative = Path(os.path.relpath(folder)).as_posix()
     return _Checkpoint(str(folder), folder.resolve().name, {"path": relative}, headers)
 
@@ -133,8 +136,13 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
     config = read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
     entries = remote_entries(checkpoint, files, sizes=sizes, config=config)
-    headers = {name: (one.dtype, one.shape) for name, one in entries.items()}
+    headers = _by_short_name(entries)
     return _Checkpoint(checkpoint.short, repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+
+
+def _by_short_name(described: Mapping[str, Described]) -> _Headers:
+    short = unwrapped(described)
+    return {short[name]: (one.dtype, one.shape) for name, one in described.items()}
 
 
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from publisher.adapters.loading import AdapterLocation, load_adapter, quiet
 from publisher.adapters.merged_checkpoint import open_inputs, write_merged
 from publisher.errors import ExtractionError, ValidationError
+from publisher.loaders import judge
+from publisher.loaders.subject import Base, read_subject
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 from publisher.records.progress import silent
@@ -335,6 +337,22 @@ def test_experts_stored_one_by_one_in_fp8_are_dequantised(make_pair: MakeExperts
     assert float((found - source[name].float()).norm() / source[name].float().norm()) < 0.05
 
 
+def test_loaders_whose_rules_were_read_for_modules_are_told_nothing_of_experts(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].self_attn.o_proj.weight, rank=2)
+
+    for pair in (make_experts("MixtralForCausalLM"), make_experts("MixtralForCausalLM", change)):
+        pair.extracted(layout="uniform")
+        subject = read_subject(pair.staged, Base(pair.base, pair.model_class))
+        told = {one.loader: (one.loads, one.scale) for one in judge(subject)}
+        assert told["PEFT"] == told["transformers"] == ("yes", "right")
+        assert told["vLLM"] == ("not told", "not told")
+        assert told["SGLang"][0] != "yes"
+        assert told["llama.cpp"] == ("not told", "not told")
+    assert subject.rank == 5
+
+
 def test_experts_of_a_base_in_float32_are_found_at_their_ranks(make_experts: MakeExperts) -> None:
     pair = make_experts("MixtralForCausalLM", lambda model: update_experts(model, ranks=(1, 1, 1, 1)))
     with quiet():
@@ -353,3 +371,40 @@ def test_experts_of_a_base_in_float32_are_found_at_their_ranks(make_experts: Mak
             assert found.arithmetic.merged_in == "float32"
             assert found.ratio == pytest.approx(1, abs=0.2)
     pair.validated(extraction)
+
+
+def test_linears_whose_names_peft_takes_for_experts_are_adapted_by_their_parameters(make_experts: MakeExperts) -> None:
+    """PEFT reads `mlp.gate_proj` of a dense layer as DeepSeek's experts, and drops it from target_modules."""
+
+    def change(model: Any) -> None:
+        update_experts(model, which="gate_up_proj")
+        dense, sparse = (layer.mlp for layer in model.model.layers)
+        for linear in (dense.gate_proj, dense.up_proj, sparse.shared_experts.down_proj, sparse.gate):
+            add_rounded(linear.weight, rank=2)
+
+    pair = make_experts("DeepseekV3ForCausalLM", change)
+    extraction = pair.extracted()
+    names = {tensor.name.removeprefix("model.layers."): tensor.rank for tensor in extraction.experts}
+    assert names == {
+        "0.mlp.gate_proj.weight": 2,
+        "0.mlp.up_proj.weight": 2,
+        "1.mlp.experts.gate_up_proj": 5,
+        "1.mlp.gate.weight": 2,
+        "1.mlp.shared_experts.down_proj.weight": 2,
+    }
+    assert extraction.summary.experts is not None
+    assert (extraction.summary.experts.tensors, extraction.summary.experts.single) == (5, 4)
+    pair.validated(extraction)
+
+
+def test_a_router_that_is_more_than_a_linear_module_is_adapted_by_its_parameter(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].feed_forward.router.weight, rank=2)
+
+    pair = make_experts("Llama4ForCausalLM", change)
+    extraction = pair.extracted()
+    assert [(one.name[-13:], one.rank) for one in extraction.experts if len(one.shape) == 2] == [("router.weight", 2)]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.05
