@@ -173,19 +173,6 @@ def ignore_that_matches_nothing(case: Case) -> None:
 
 
 @fault
-def fp8_in_the_source(case: Case) -> None:
-    for name in CARRIERS[:2]:
-        case.source[name] = case.source[name].to(torch.float8_e4m3fn)
-
-
-@fault
-def fp8_in_both(case: Case) -> None:
-    for name in CARRIERS[:2]:
-        case.source[name] = case.source[name].to(torch.float8_e4m3fn)
-        case.base[name] = case.base[name].to(torch.float8_e4m3fn)
-
-
-@fault
 def an_update_that_is_rounding_noise(case: Case) -> None:
     bits = case.base[CARRIERS[1]].view(torch.int16).clone()
     bits[0, 0] ^= 1
