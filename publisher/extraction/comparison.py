@@ -41,6 +41,7 @@ class Comparison:
         saved: modules that the manifest carries whole.
         transposed: those of `changed` and `experts` that are stored as (in, out).
         fp8: the sides (`source`, `base`) that are stored in FP8 with block scales.
+        mxfp4: the sides whose changed experts are stored in MXFP4.
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
@@ -56,6 +57,7 @@ class Comparison:
     saved: tuple[SavedModule, ...] = ()
     transposed: frozenset[str] = frozenset()
     fp8: tuple[str, ...] = ()
+    mxfp4: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     labels: int | None = None
 
@@ -122,6 +124,7 @@ def compare(
     weighed = [*found.ignored, *(name for name in found.saved if name in shared)]
     squares = squared_norms(both, weighed, engine=engine, progress=progress)
     layers, layers_total = layers_of(found.changed, tuned)
+    sides = (("source", tuned), ("base", base))
     return Comparison(
         changed=changed,
         equal=len(shared) - len(different),
@@ -134,7 +137,8 @@ def compare(
             for module, tensors in found.whole.items()
         ),
         transposed=_transposed(found.changed, structure),
-        fp8=tuple(side for side, headers in (("source", tuned), ("base", base)) if _in_fp8(found.changed, headers)),
+        fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
+        mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
         experts=experts,
         labels=structure.labels if choice.heads & found.whole.keys() else None,
     )

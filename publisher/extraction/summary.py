@@ -72,6 +72,7 @@ def summarise(
         tensors_base_only=seen.base_only,
         left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
         fp8=seen.fp8,
+        mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
@@ -189,6 +190,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         layers_total=summary.layers_total,
         saved=summary.carried,
         fp8=summary.fp8,
+        mxfp4=summary.mxfp4,
         experts=tuple(experts),
         labels=summary.labels,
     )

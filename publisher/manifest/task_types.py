@@ -20,6 +20,7 @@ _HEADS: Mapping[str, tuple[str, ...]] = {  # by task type, as PeftModelFor... of
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
+_SEQ2SEQ = ("ForConditionalGeneration", "MTModel")  # MarianMTModel
 
 
 def task_type_of(model_class: str, config: Mapping[str, Any]) -> str | None:
@@ -31,7 +32,7 @@ def task_type_of(model_class: str, config: Mapping[str, Any]) -> str | None:
     """
     if not _takes_text(model_class):
         return None
-    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
+    if model_class.endswith(_SEQ2SEQ) and config.get("is_encoder_decoder") is True:
         return "SEQ_2_SEQ_LM"
     return next((task for ending, task in _BY_ENDING.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
 

@@ -385,6 +385,7 @@ class ExtractionSummary(Record):
         carried: modules that are stored whole: by the manifest's `adapter.carry`, or as the head of the task type.
         labels: of that head, where the base's config.json says otherwise.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
+        mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
@@ -408,6 +409,7 @@ class ExtractionSummary(Record):
     carried: Each[Carried] = ()
     labels: Count | None = Field(default=None, exclude_if=lambda labels: labels is None)
     fp8: Each[str] = ()
+    mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)
     parameters: Count
     adapter: FileDigest
     config: FileDigest
