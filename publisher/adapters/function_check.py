@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from publisher.adapters.loading import AdapterLocation, configuration, load_adapter, whole_model
+from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ValidationError
@@ -47,7 +48,10 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
         ValidationError: the adapter changes nothing, or leads less than half of the way to the fine-tune.
     """
     ids = _token_ids(configuration(base.folder))
-    adapted, complaints = load_adapter(whole_model(variant.model_class, base.folder), AdapterLocation(staged))
+    whole = whole_model(variant.model_class, base.folder)
+    set_quantised(whole, base.quantised)
+    adapted, complaints = load_adapter(whole, AdapterLocation(staged))
+    del whole
     require_no_problems(complaints, f"PEFT complains about {staged}")
     with_adapter = _logits(adapted, ids)
     with adapted.disable_adapter():

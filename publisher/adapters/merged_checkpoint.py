@@ -44,6 +44,7 @@ def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iter
     Yields:
         What is merged.
     """
+    base = extraction.as_merged(base)
     headers, adapter = headers_of(base), file_headers(staged / ADAPTER)
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)

@@ -197,7 +197,7 @@ def extracted_again(case: _Case) -> str:
     def report(what: str) -> None:
         case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
-    with open_pair(base=case.base, tuned=case.tuned) as both:
+    with open_pair(base=case.extraction.as_merged(case.base), tuned=case.tuned) as both:
         job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
@@ -277,7 +277,7 @@ def reconstruction(case: _Case) -> str:
         raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
     largest = require_claims(
         case.extraction,
-        base=case.base,
+        base=case.extraction.as_merged(case.base),
         tuned=case.tuned,
         staged=case.folder,
         engine=case.bench.engine,
@@ -306,5 +306,7 @@ def function(case: _Case) -> str:
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
-        seen = require_function(case.variant, base=case.base, tuned=case.tuned, staged=case.folder)
+        seen = require_function(
+            case.variant, base=case.extraction.as_merged(case.base), tuned=case.tuned, staged=case.folder
+        )
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

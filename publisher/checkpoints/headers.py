@@ -22,6 +22,7 @@ from publisher.checkpoints.files import (
 )
 from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
+from publisher.records.checkpoint import Quantisation
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -57,6 +58,19 @@ class Mxfp4:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantised:
+    """How a base's weight is read that a QLoRA was trained on: quantised and dequantised.
+
+    Attributes:
+        stored: header of the weight as it is stored.
+        how: the quantisation.
+    """
+
+    stored: "TensorHeader"
+    how: Quantisation
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """What a file's header says of one tensor.
 
@@ -68,6 +82,7 @@ class TensorHeader:
         start: offset of its first byte in the file.
         stop: offset of the byte after its last.
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
+        quantised: of a base's weight that is read as its quantisation leaves it (`nf4_reader`); None of any other.
         mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
     """
 
@@ -78,6 +93,7 @@ class TensorHeader:
     start: int = 0
     stop: int = 0
     scale: Scale | None = field(default=None, kw_only=True)
+    quantised: Quantised | None = field(default=None, kw_only=True)
     mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
 
 

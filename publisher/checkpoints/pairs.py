@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.nf4_reader import QuantisedReader, quantised_headers
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.snapshots import headers_of, reader_of
-from publisher.records.checkpoint import Snapshot
+from publisher.records.checkpoint import QuantisedBase, Snapshot
 
 T = TypeVar("T")
 
@@ -50,6 +51,18 @@ class CheckpointPair:
     snapshots: Sides[Snapshot]
     headers: Sides[Mapping[str, TensorHeader]]
     readers: Sides[Reader]
+
+    def on_quantised(self, how: QuantisedBase | None) -> "CheckpointPair":
+        """Return the pair with its base read in this quantisation; as it is where that is None."""
+        if how is None:
+            return self
+        headers = quantised_headers(self.headers.base, how)
+        base = self.snapshots.base.model_copy(update={"quantised": how})
+        return CheckpointPair(
+            Sides(base=base, tuned=self.snapshots.tuned),
+            Sides(base=headers, tuned=self.headers.tuned),
+            Sides(base=QuantisedReader(self.readers.base, headers), tuned=self.readers.tuned),
+        )
 
     def tensors(self, name: str) -> TensorPair:
         """Return the tensor that both have by this name."""

@@ -13,6 +13,7 @@ from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
 from publisher.checkpoints.mxfp4_reader import UnpackingReader, packed_headers, unpacked_headers
+from publisher.checkpoints.nf4_reader import QuantisedReader, quantised_headers, unquantised_headers
 from publisher.checkpoints.reading import Reader, TensorReader
 from publisher.checkpoints.remote_headers import streamed_headers
 from publisher.checkpoints.streaming import StreamReader
@@ -23,7 +24,8 @@ from publisher.records.checkpoint import Snapshot
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
     """Return the header of every tensor, with the digest of its file, sorted by name.
 
-    FP8 weights with scales, and experts in MXFP4, have the headers of the bfloat16 weights that they are read as.
+    FP8 weights with scales, and experts in MXFP4, have the headers of the bfloat16 weights that they are read as; so
+    do weights that are read quantised.
 
     Raises:
         FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
@@ -32,7 +34,8 @@ def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
     """
     headers = streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
     headers = unpacked_headers(headers)
-    return dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+    headers = dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
+    return quantised_headers(headers, snapshot.quantised)
 
 
 def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -58,14 +61,16 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
-    unpacked = stored_headers(headers)
+    plain_headers = unquantised_headers(headers)
+    unpacked = stored_headers(plain_headers)
     files = {
         name: replace(header, file=snapshot.folder / header.file.name)
         for name, header in packed_headers(unpacked).items()
     }
     with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as plain:
         reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
-        yield DequantisingReader(reader, headers) if len(unpacked) > len(headers) else reader
+        whole = DequantisingReader(reader, plain_headers) if len(unpacked) > len(headers) else reader
+        yield QuantisedReader(whole, headers) if any(header.quantised for header in headers.values()) else whole
 
 
 def _is_remote(snapshot: Snapshot) -> bool:
@@ -87,4 +92,4 @@ def not_here(snapshot: Snapshot) -> FetchError:
 
 def absolute(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with an absolute path, for a process that works in another folder."""
-    return Snapshot(checkpoint=snapshot.checkpoint, folder=snapshot.folder.absolute(), streamed=snapshot.streamed)
+    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})

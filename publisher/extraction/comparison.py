@@ -15,13 +15,15 @@ from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted
-from publisher.extraction.adaptable import Obstacle, judge
+from publisher.extraction.adaptable import Obstacle, is_linear_weight, judge
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
+from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
 from publisher.manifest.schema import AdapterSettings
+from publisher.records.checkpoint import QuantisedBase
 from publisher.records.extraction import DifferentTensor, SavedModule
 from publisher.records.progress import Progress
 
@@ -41,6 +43,8 @@ class Comparison:
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
+        quantised: the quantisation of the base that the fine-tune was merged into; of those tensors, equal are those
+            that are the dequantised base.
     """
 
     changed: tuple[str, ...]
@@ -58,6 +62,8 @@ class Comparison:
     def adapted(self) -> tuple[str, ...]:
         """All tensors that the adapter has factors for."""
         return (*self.changed, *self.experts)
+
+    quantised: QuantisedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ def compare(
     mismatched = preflight(base=base, tuned=tuned, ignored=ignored)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
+    quantised = quantised_base(both, [name for name in different if is_linear_weight(name, tuned[name])])
+    if quantised is not None:
+        both = both.on_quantised(quantised)
+        adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
+        different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
     found = _sorted(different, both, ignored=ignored, carried=carried)
     judged = judge(found.changed, found.saved, both, model_class=model_class)
     if judged.obstacle is not None:
@@ -129,6 +140,7 @@ def compare(
         transposed=_transposed(found.changed, structure),
         fp8=tuple(side for side, headers in (("source", tuned), ("base", base)) if _in_fp8(found.changed, headers)),
         experts=judged.experts,
+        quantised=quantised,
     )
 
 

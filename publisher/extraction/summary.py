@@ -89,6 +89,7 @@ def summarise(
         exact_share_modules=_spread(fit.figures.exact_share for fit in fits),
         recovery=_recovery(fits, residual),
         exports=exports,
+        base_quantisation=seen.quantised,
         merge_arithmetic=_arithmetics(fits),
         experts=_experts(experts, total=total) if experts else None,
     )
@@ -187,6 +188,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         layers_total=summary.layers_total,
         saved=summary.carried,
         fp8=summary.fp8,
+        quantised=summary.base_quantisation,
         experts=tuple(experts),
     )
 
@@ -194,14 +196,16 @@ def _as_claimed(extraction: Extraction) -> Comparison:
 def differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
     """Yield the fields of the summary that do not come out again, in words."""
     there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
-    for field, value in there.items():
-        if value != found[field]:
-            parts = value.keys() if isinstance(value, dict) and isinstance(found[field], dict) else ()
-            deeper = [part for part in parts if value[part] != found[field][part]]
-            for part in deeper:
-                yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(found[field][part])}"
-            if not deeper:
-                yield f"summary.{field} is {shown(value)}; it comes out as {shown(found[field])}"
+    for field in dict.fromkeys([*there, *found]):  # what is absent in the usual case may be in one of them alone
+        value, other = there.get(field), found.get(field)
+        if value == other:
+            continue
+        parts = value.keys() & other.keys() if isinstance(value, dict) and isinstance(other, dict) else set()
+        deeper = [part for part in value or () if part in parts and value[part] != other[part]] if parts else []
+        for part in deeper:
+            yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(other[part])}"
+        if not deeper:
+            yield f"summary.{field} is {shown(value)}; it comes out as {shown(other)}"
 
 
 def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:
