@@ -41,8 +41,29 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "DeepseekV3ForCausalLM": (
+        "DeepseekV3Config",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "Llama4ForCausalLM": (
+        "Llama4TextConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48},
+    ),
 }
-CLASSES = tuple(_CLASSES)
+CLASSES = ("Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM")
 RANKS = (3, 1, 0, 5)  # of the update of each expert; one does not change
 
 
@@ -100,3 +121,8 @@ def save_as_class(model: Any, folder: Path) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_as_transformers(model: Any, folder: Path) -> None:
+    """Save a model as save_pretrained does: where the class has it so, with a tensor for each expert."""
+    model.save_pretrained(folder)

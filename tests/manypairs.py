@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tests.models import write_llama_config
+
 SIZE, RANK = 192, 64  # 74 kB a weight and side, 49 kB its factors
 MANIFEST = f"""\
 version: 1
@@ -29,7 +31,7 @@ def make_pair(folder: Path, *, modules: int) -> None:
     weights = {"base": base.bfloat16(), "source": (base.bfloat16().float() + 0.1 * left @ right).bfloat16()}
     for side, weight in weights.items():
         (folder / "pair" / side).mkdir(parents=True)
-        (folder / "pair" / side / "config.json").write_text("{}")
-        tensors = {f"model.layers.{index}.up_proj.weight": weight.clone() for index in range(modules)}
+        write_llama_config(folder / "pair" / side, size=SIZE, layers=modules)
+        tensors = {f"model.layers.{index}.mlp.up_proj.weight": weight.clone() for index in range(modules)}
         save_file(tensors, folder / "pair" / side / "model.safetensors")
     (folder / "pico.yaml").write_text(MANIFEST)

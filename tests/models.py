@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,3 +61,17 @@ def add_update(model: torch.nn.Module, which: str, *, rank: int, scale: float) -
                 rows, columns = layer.weight.shape
                 update = scale * torch.randn(rows, rank) @ torch.randn(rank, columns)
                 layer.weight.copy_((layer.weight.float() + update).to(layer.weight.dtype))
+
+
+def write_llama_config(folder: Path, *, size: int, layers: int) -> None:
+    """Write config.json of a Llama whose layers have matrices of one size, for checkpoints that hold some of them."""
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=32,
+        hidden_size=size,
+        intermediate_size=size,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    config.save_pretrained(folder)

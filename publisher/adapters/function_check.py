@@ -1,4 +1,4 @@
-"""Whether base + adapter computes what the merged fine-tune does: logits on fixed token ids, in float32."""
+"""Whether base + adapter computes what the merged fine-tune does: logits on fixed inputs, in float32."""
 
 import math
 from collections.abc import Mapping
@@ -8,19 +8,21 @@ from typing import Any
 import psutil
 import torch
 
-from publisher.adapters.loading import AdapterLocation, configuration, load_adapter, whole_model
+from publisher.adapters.loading import AdapterLocation, load_adapter, whole_model
+from publisher.adapters.model_inputs import inputs_for, shapes_of
 from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ValidationError
 from publisher.manifest.schema import Variant
-from publisher.numerics.randomness import seeded
 from publisher.records.checkpoint import Snapshot
 from publisher.records.validation import FunctionCheck
 
 FUNCTION_LIMIT = 0.5  # of the way from the fine-tune's logits to the base's
-_SEQUENCES, _TOKENS = 2, 32
+_SHOWN = 300  # characters of what a class raises
 _MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
+
+_Inputs = Mapping[str, torch.Tensor]
 
 
 def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
@@ -32,8 +34,10 @@ def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
     return f"the model needs {needed / 1e9:.1f} GB in float32 and {free / 1e9:.1f} GB of memory can be used"
 
 
-def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, staged: Path) -> FunctionCheck:
+def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, staged: Path) -> FunctionCheck | str:
     """Compare the logits of base + adapter with those of the merged fine-tune, one model in memory at a time.
+
+    A class without logits is compared by the first values that it gives.
 
     Args:
         variant: the manifest's entry, which names the class.
@@ -42,23 +46,24 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
         staged: the folder of the adapter.
 
     Returns:
-        How far the logits are apart, for 2 sequences of 32 token ids.
+        How far the logits are apart; or why none can be had of this class.
 
     Raises:
-        ValidationError: the adapter changes nothing, or leads less than half of the way to the fine-tune.
+        ValidationError: the adapter changes nothing, leads less than half of the way to the fine-tune, or cannot be
+            called as PEFT wraps the class for the manifest's task type.
     """
-    ids = _token_ids(configuration(base.folder))
-    whole = whole_model(variant.model_class, base.folder)
-    set_quantised(whole, base.quantised)
-    adapted, complaints = load_adapter(whole, AdapterLocation(staged))
-    del whole
+    plain = whole_model(variant.model_class, base.folder)
+    set_quantised(plain, base.quantised)
+    inputs = _usable_inputs(plain)
+    if isinstance(inputs, str):
+        return inputs
+    without = _logits(plain, inputs)
+    adapted, complaints = load_adapter(plain, AdapterLocation(staged))
     require_no_problems(complaints, f"PEFT complains about {staged}")
-    with_adapter = _logits(adapted, ids)
-    with adapted.disable_adapter():
-        without = _logits(adapted, ids)
-    del adapted
-    released = _logits(whole_model(variant.model_class, tuned.folder), ids)
-    check = _function_check(with_adapter, without, released=released)
+    with_adapter = _logits_by_peft(adapted, inputs, variant)
+    del plain, adapted
+    released = _logits(whole_model(variant.model_class, tuned.folder), inputs)
+    check = _function_check(with_adapter, without, released=released, inputs=inputs)
     if not check.ratio < FUNCTION_LIMIT:
         raise ValidationError(
             f"{variant.label}: the logits of base + adapter are {check.distance} from the source's, "
@@ -69,12 +74,14 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
     return check
 
 
-def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, released: torch.Tensor) -> FunctionCheck:
+def _function_check(
+    with_adapter: torch.Tensor, without: torch.Tensor, *, released: torch.Tensor, inputs: _Inputs
+) -> FunctionCheck:
     distance = float(torch.linalg.vector_norm((with_adapter - released).double()))
     base_distance = float(torch.linalg.vector_norm((without - released).double()))
     return FunctionCheck(
         dtype="float32",
-        tokens=(_SEQUENCES, _TOKENS),
+        inputs=shapes_of(inputs),
         distance=distance,
         base_distance=base_distance,
         ratio=distance / base_distance if base_distance else math.inf,
@@ -82,12 +89,34 @@ def _function_check(with_adapter: torch.Tensor, without: torch.Tensor, *, releas
     )
 
 
-def _token_ids(config: Any) -> torch.Tensor:
-    vocabulary = config.get_text_config().vocab_size
-    return torch.randint(vocabulary, (_SEQUENCES, _TOKENS), generator=seeded("tokens", torch.device("cpu")))
+def _usable_inputs(model: Any) -> _Inputs | str:
+    """Return the first inputs that the model computes something of; or why there are none."""
+    why = "no input is known that it takes"
+    for inputs in inputs_for(model):
+        try:
+            logits = _logits(model, inputs)
+        except Exception as error:  # noqa: BLE001 - whatever a class raises, it is not called so
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN]
+            continue
+        if bool(logits.isfinite().all()):
+            return inputs
+        why = "its logits are not finite"
+    return f"no inputs could be made for {type(model).__name__} ({why})"
 
 
-def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _logits_by_peft(adapted: Any, inputs: _Inputs, variant: Variant) -> torch.Tensor:
+    try:
+        return _logits(adapted, inputs)
+    except Exception as error:
+        raise ValidationError(
+            f"{variant.label}: {variant.model_class} with the adapter cannot be called as PEFT wraps it for task_type "
+            f"{variant.adapter.task_type}: {' '.join(f'{type(error).__name__}: {error}'.split())[:_SHOWN]}",
+            expected="a task type whose wrapper hands the class's own inputs on",
+            next_step="leave adapter.task_type out of the manifest, as `publish new` does for this class",
+        ) from error
+
+
+def _logits(model: Any, inputs: _Inputs) -> torch.Tensor:
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=ids)[0].float()
-    return logits
+        logits: torch.Tensor = model(**inputs)[0].float()
+    return logits.clone()

@@ -33,7 +33,8 @@ from publisher.border.adapterconfig import reduced, resolved
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
-from publisher.checkpoints.headers import file_headers
+from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.wrappers import key_mapping
 from publisher.errors import PublisherError, ValidationError, shown
 from publisher.records.extraction import ExpertTensor, ModuleExtraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
@@ -185,7 +186,13 @@ def whole_model(model_class: str, folder: Path) -> Any:
         config.quantization_config = quantisation
     what = f"{model_class} in {folder}"
     with _one_error(f"{what} cannot be loaded"), _no_downloads(), bounded_modules(what):
-        loaded = found.from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True)
+        loaded = found.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            key_mapping=key_mapping(read_headers(folder)),
+        )
         return loaded.eval()
 
 

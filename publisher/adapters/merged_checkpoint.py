@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from publisher.adapters.class_names import ClassNames
+from publisher.adapters.loading import configuration, empty_model
 from publisher.adapters.merging import MergeInputs, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.nf4_reader import quantised_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.checkpoints.rewriting import RewrittenFile, rewritten
 from publisher.checkpoints.snapshots import headers_of, reader_of
@@ -44,8 +47,9 @@ def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iter
     Yields:
         What is merged.
     """
-    base = extraction.as_merged(base)
-    headers, adapter = headers_of(base), file_headers(staged / ADAPTER)
+    model = empty_model(extraction.settings.model_class, configuration(base.folder))
+    headers, adapter = ClassNames.of(model).applied(headers_of(base)), file_headers(staged / ADAPTER)
+    headers = quantised_headers(headers, extraction.summary.base_quantisation)
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)
     with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:
@@ -84,7 +88,7 @@ def write_merged(inputs: MergeInputs, base: Snapshot, *, out: Path, again_fp8: b
         NoRoomError: the disk is too small.
         BusyError: another merge writes to the same folder.
     """
-    if again_fp8 and not any(header.scale for header in inputs.base.values()):
+    if again_fp8 and not any(header.in_fp8 for header in inputs.base.values()):
         raise MergeError(
             f"--fp8, and {base.checkpoint.short} is not in FP8 with block scales", next_step="leave --fp8 out"
         )

@@ -11,7 +11,7 @@ It refuses a base that lacks a module, or has it in another shape.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -20,6 +20,7 @@ from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
+from publisher.checkpoints.converting_reader import Conversion, parts_of
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import Scale, TensorHeader
 from publisher.checkpoints.mxfp4_reader import stored_names
@@ -81,7 +82,39 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
-    return found
+    return _by_stored_names(found, inputs, again_fp8=again_fp8)
+
+
+def _by_stored_names(
+    found: Mapping[str, Replacement | None], inputs: MergeInputs, *, again_fp8: bool
+) -> dict[str, Replacement | None]:
+    """Return what is replaced by the names, and in the parts, that the base's files have."""
+
+    @lru_cache(maxsize=2)  # parts lie beside each other in the files: an expert's of two parameters
+    def reverted(conversion: Conversion) -> dict[str, torch.Tensor]:
+        names = [name for name, header in inputs.base.items() if header.conversion is conversion]
+        return conversion.reverted({name: _loaded(found.get(name), name, inputs) for name in names})
+
+    stored: dict[str, Replacement | None] = {}
+    for name, replacement in found.items():
+        header = inputs.base.get(name)
+        if header is None or header.conversion is None:
+            stored[(header.stored or name) if header else name] = replacement
+            continue
+        for part in header.conversion.parts:
+            load = partial(_part, reverted, header.conversion, part.name)
+            stored |= _stored(part.name, part.header, load, again_fp8=again_fp8)
+    return stored
+
+
+def _loaded(replacement: Replacement | None, name: str, inputs: MergeInputs) -> torch.Tensor:
+    return replacement.load() if replacement else inputs.base_reader.read(name)
+
+
+def _part(
+    reverted: Callable[[Conversion], Mapping[str, torch.Tensor]], conversion: Conversion, name: str
+) -> torch.Tensor:
+    return reverted(conversion)[name].contiguous()
 
 
 def _require_places(inputs: MergeInputs) -> None:
@@ -105,6 +138,7 @@ def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]
     for name, header in inputs.base.items():
         if header.quantised is not None:
             yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))
+    for name, header in parts_of(inputs.base).items():
         if header.scale is not None:
             yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))
             yield header.scale.name, None

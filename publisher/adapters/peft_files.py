@@ -40,7 +40,7 @@ class Factors:
 def adapter_config(
     modules: Sequence[ModuleExtraction],
     *,
-    task_type: str,
+    task_type: str | None,
     rank: int,
     base: Checkpoint,
     carried: Sequence[SavedModule] = (),
@@ -54,7 +54,7 @@ def adapter_config(
 
     Args:
         modules: of the adapter.
-        task_type: PEFT's name of the task, such as `CAUSAL_LM`.
+        task_type: PEFT's name of the task, such as `CAUSAL_LM`; None where no task's wrapper fits the class.
         rank: the adapter's `r`.
         base: that the adapter is for.
         carried: the modules that the adapter holds whole, PEFT's modules_to_save.

@@ -115,7 +115,7 @@ def config(adapter: Adapter) -> str:
     found = read_json(adapter.folder / ADAPTER_CONFIG)
     wanted = {
         "peft_type": (found.get("peft_type") == "LORA", "'LORA'"),
-        "task_type": (found.get("task_type") in TASK_TYPES, f"a string, one of {', '.join(TASK_TYPES)}"),
+        "task_type": (found.get("task_type") in (None, *TASK_TYPES), f"null, or one of {', '.join(TASK_TYPES)}"),
         "base_model_name_or_path": (_is_text(found.get("base_model_name_or_path")), "the base's repository id"),
         "r": (is_rank(found.get("r")), f"a whole number above zero, at most {LIMITS.rank:,}"),
         "lora_alpha": (is_number(found.get("lora_alpha")), "a number"),
@@ -125,7 +125,8 @@ def config(adapter: Adapter) -> str:
     require_none([f"{f} is {shown(found.get(f))}; expected {what}" for f, (holds, what) in wanted.items() if not holds])
     left_out = reduced(found).left_out
     base, revision = found["base_model_name_or_path"], found.get("revision")
-    told = f"LoRA, {found['task_type']}, base {base}" + (f" at {revision}" if revision else ", no base revision pinned")
+    pin = f"at {revision}" if revision else "no base revision pinned"
+    told = f"LoRA, {found.get('task_type') or 'no task type'}, base {base}" + (f" {pin}" if revision else f", {pin}")
     return told + (f"; kept from PEFT here: {', '.join(left_out)}" if left_out else "")
 
 

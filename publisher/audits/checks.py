@@ -72,6 +72,6 @@ def require_none(problems: Sequence[str]) -> None:
 
 
 def adapted_places(extraction: Extraction) -> str:
-    """Return what an adapter has factors for, in words: `12 modules and 4 parameters of experts`."""
-    experts = f" and {counted(len(extraction.experts), 'parameter')} of experts" if extraction.experts else ""
+    """Return what an adapter has factors for, in words: `12 modules`, or `12 modules and 4 parameters`."""
+    experts = f" and {counted(len(extraction.experts), 'parameter')}" if extraction.experts else ""
     return f"{len(extraction.modules)} modules{experts}"

@@ -26,6 +26,7 @@ from publisher.errors import PublisherError, shown
 from publisher.extraction.claims import require_claims
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.experts import ExtractingExperts
+from publisher.extraction.model_structure import Structure, structure_of
 from publisher.extraction.module import Extracting
 from publisher.extraction.summary import differences, summarise
 from publisher.manifest.schema import Reference, Variant
@@ -176,11 +177,12 @@ def comparison(case: _Case) -> str:
 
 
 def _compared(case: _Case) -> Comparison:
-    with open_pair(base=case.base, tuned=case.tuned) as both:
+    structure = _structure(case)
+    with open_pair(base=case.base, tuned=case.tuned, names=structure.names.applied) as both:
         return compare(
             both,
             case.variant.adapter,
-            model_class=case.variant.model_class,
+            structure=structure,
             engine=case.bench.engine,
             progress=case.bench.progress,
         )
@@ -197,7 +199,8 @@ def extracted_again(case: _Case) -> str:
     def report(what: str) -> None:
         case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
-    with open_pair(base=case.extraction.as_merged(case.base), tuned=case.tuned) as both:
+    base = case.extraction.as_merged(case.base)
+    with open_pair(base=base, tuned=case.tuned, names=_structure(case).names.applied) as both:
         job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
@@ -279,6 +282,7 @@ def reconstruction(case: _Case) -> str:
         case.extraction,
         base=case.extraction.as_merged(case.base),
         tuned=case.tuned,
+        names=_structure(case).names.applied,
         staged=case.folder,
         engine=case.bench.engine,
         progress=case.bench.progress,
@@ -286,10 +290,16 @@ def reconstruction(case: _Case) -> str:
     return f"{adapted_places(case.extraction)}; the largest difference from a claim is {largest:.2g}"
 
 
+def _structure(case: _Case) -> Structure:
+    """Return what the manifest's class knows; its names are those of the modules."""
+    return structure_of(case.variant.model_class, case.base.folder)
+
+
 def _require_modules(case: _Case) -> None:
     """Raise an error if a checkpoint lacks a module, or has it in another shape: the arithmetic needs all of them."""
+    names = _structure(case).names
     for snapshot in (case.base, case.tuned):
-        headers = headers_of(snapshot)
+        headers = names.applied(headers_of(snapshot))
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
             if header is None or header.shape != module.shape:
@@ -306,7 +316,8 @@ def function(case: _Case) -> str:
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
-        seen = require_function(
-            case.variant, base=case.extraction.as_merged(case.base), tuned=case.tuned, staged=case.folder
-        )
+        base = case.extraction.as_merged(case.base)
+        seen = require_function(case.variant, base=base, tuned=case.tuned, staged=case.folder)
+    if isinstance(seen, str):
+        raise UncheckedError(seen)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -154,7 +154,7 @@ _FLAG: Final = (_is_flag, "true or false")
 _RANK: Final = f"a whole number from 1 to {LIMITS.rank:,}"
 _LIST: Final = f"a list of at most {LIMITS.patterns:,} names"
 _KNOWN: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
-    "task_type": (lambda value: isinstance(value, str) and value in _TASKS, f"one of {', '.join(_TASKS)}"),
+    "task_type": (lambda value: value is None or value in _TASKS, f"null, or one of {', '.join(_TASKS)}"),
     "r": (is_rank, _RANK),
     "lora_alpha": (is_number, f"a number of at most {_NUMBER:g}"),
     "rank_pattern": (_is_by_pattern(lambda value: is_rank(_whole(value))), f"for each pattern {_RANK}"),

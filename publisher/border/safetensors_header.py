@@ -46,6 +46,8 @@ DTYPES: Final = {
     "I64": Dtype("int64", 8),
     "U64": Dtype("uint64", 8),
 }  # by safetensors' names, in the order in which its own writer sorts, from the last to the first
+UNREAD_BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
+"""Bits of an element in further dtypes, whose tensors are known by their header and never read."""
 LORA_DTYPES: Final = frozenset({"BF16", "F16", "F32"})  # of weights and factors that this tool computes with
 PEFT_DTYPES: Final = LORA_DTYPES | {"F64"}  # of factors that PEFT computes with
 
@@ -142,11 +144,12 @@ def _entry(name: str, value: object, *, data: int) -> Entry:
             pass
         case _:
             raise ValueError(f"{shortened(name)} has no dtype, shape and two data_offsets, and nothing else")
-    if dtype not in DTYPES:
+    if dtype not in DTYPES and dtype not in UNREAD_BITS:
         raise ValueError(f"{shortened(name)} has the dtype {shortened(dtype)}, which is not known here")
     if len(shape) > LIMITS.dimensions or not all(map(_is_count, (*shape, start, stop))):
         raise ValueError(f"{shortened(name)} has a shape or offsets that are no whole numbers, or too many of them")
-    if stop - start != prod(shape) * DTYPES[dtype].size:
+    bits = 8 * DTYPES[dtype].size if dtype in DTYPES else UNREAD_BITS[dtype]
+    if 8 * (stop - start) != prod(shape) * bits:
         raise ValueError(f"{shortened(name)} has {stop - start:,} bytes, not those of its shape in {dtype}")
     return Entry(dtype, tuple(shape), data + start, data + stop)
 

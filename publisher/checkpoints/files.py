@@ -4,7 +4,7 @@ Only safetensors are read, single or sharded, found by the names transformers lo
 refused, by what it is (`folder_formats`), and so is JSON that cannot be read.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from publisher.border.files import read_regular, read_text
 from publisher.border.json_text import parse_json_object
 from publisher.border.limits import LIMITS
 from publisher.border.names import shortened
+from publisher.checkpoints.card_fields import Beside, base_in_card
 from publisher.checkpoints.folder_formats import folder_format
 from publisher.errors import FetchError
 from publisher.records.files import digest_of, sha256_of
@@ -22,12 +23,16 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def weight_entry(names: Collection[str], *, where: str) -> str:
+def weight_entry(names: Collection[str], *, where: str, beside: Beside) -> str:
     """Return the file that leads to the weights: `model.safetensors`, or the index of its shards.
 
     Args:
         names: paths of the files that are there.
         where: the checkpoint, for the message.
+        beside: reads a small file of it; the card is asked for the base where there are no weights to be read.
+
+    Returns:
+        Its name.
 
     Raises:
         FetchError: neither is there; the message says what is there instead.
@@ -38,7 +43,9 @@ def weight_entry(names: Collection[str], *, where: str) -> str:
     found, next_step = "no weights", "save the model as safetensors (save_pretrained does), and name that checkpoint"
     if known := folder_format(names):
         kind, file = known
-        found, next_step = f"{kind.name} ({shortened(file)})", kind.next_step
+        base = base_in_card(beside)
+        found = f"{kind.name} ({shortened(file)})"
+        next_step = f"{kind.next_step}; its card names the base {base}" if base else kind.next_step
     raise FetchError(f"{where} holds {found}", expected=f"{SINGLE} or {INDEX}", next_step=next_step)
 
 
@@ -66,13 +73,19 @@ def checkpoint_files(folder: Path) -> tuple[str, ...]:
     Raises:
         FetchError: no such folder, no safetensors weights, or an index that cannot be read.
     """
+    if folder.is_file():
+        raise FetchError(
+            f"{folder} is a file",
+            expected="the folder of a checkpoint",
+            next_step="name the folder that it lies in",
+        )
     if not folder.is_dir():
         raise FetchError(
             f"there is no checkpoint folder {folder}",
             expected="a folder with config.json and model.safetensors or its shards",
             next_step="correct the path in the manifest (it is relative to the folder you run publish in)",
         )
-    entry = weight_entry(_names_in(folder), where=str(folder))
+    entry = weight_entry(_names_in(folder), where=str(folder), beside=text_beside(folder))
     read_config(folder)
     shards = shards_of(folder / INDEX) if entry == INDEX else ()
     return tuple(sorted({MODEL_CONFIG, entry, *shards}))
@@ -84,7 +97,7 @@ def _names_in(folder: Path) -> tuple[str, ...]:
     return tuple(path.relative_to(folder).as_posix() for path in islice(every, LIMITS.repository_files))
 
 
-def text_beside(folder: Path) -> Callable[[str], str | None]:
+def text_beside(folder: Path) -> Beside:
     """Return a function that gives the text of a file in this folder, or None where there is none to be read."""
 
     def text(name: str) -> str | None:

@@ -33,8 +33,8 @@ _LOOKED_AT: Final = 10_000  # files, those of the upper folders first
 _SAVE: Final = "load the model with the library that wrote it, write it with save_pretrained, and name that folder"
 _PICKLED_NEXT: Final = "load the model where you trust it, and write it with save_pretrained as safetensors"
 DIFFUSERS_NEXT: Final = (
-    "publish its LoRA with diffusers (save_lora_weights): this tool builds classes of transformers alone, and could "
-    "not show that an adapter for this one loads and does what it should"
+    "save its LoRA with diffusers (save_lora_weights) before it is merged: this tool builds classes of transformers "
+    "alone, and could not show that an adapter for this one loads and does what it should"
 )
 MISTRAL_NEXT: Final = (
     "convert it with the script beside that model in transformers (convert_..._weights_to_hf.py), or name a repository "

@@ -101,7 +101,8 @@ class DequantisingReader:
 
 def steps(name: str, reader: Reader) -> "torch.Tensor | None":
     """Return the distance of a tensor's stored values at each element, float32; None unless it is in FP8."""
-    return reader.steps(name) if isinstance(reader, DequantisingReader) else None
+    found = getattr(reader, "steps", None)
+    return found(name) if found is not None else None
 
 
 def _grid(weight: TensorHeader, block: tuple[int, int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from publisher.border.files import open_regular
 from publisher.border.safetensors_header import LENGTH_BYTES, Header, header_length, parse_header
@@ -23,6 +24,9 @@ from publisher.checkpoints.files import (
 from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
 from publisher.records.checkpoint import Quantisation
+
+if TYPE_CHECKING:
+    from publisher.checkpoints.converting_reader import Conversion
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -84,6 +88,8 @@ class TensorHeader:
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
         quantised: of a base's weight that is read as its quantisation leaves it (`nf4_reader`); None of any other.
         mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
+        conversion: how it is made of the tensors that are stored (`converting_reader`); None of any other tensor.
+        stored: its name in the file, where the model class has another one; None where that is the same.
     """
 
     dtype: str
@@ -95,6 +101,14 @@ class TensorHeader:
     scale: Scale | None = field(default=None, kw_only=True)
     quantised: Quantised | None = field(default=None, kw_only=True)
     mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
+    conversion: "Conversion | None" = field(default=None, kw_only=True)
+    stored: str | None = field(default=None, kw_only=True)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether it is stored in FP8 with scales, or any of the tensors is that it is made of."""
+        parts = self.conversion.parts if self.conversion else ()
+        return self.scale is not None or any(part.header.scale is not None for part in parts)
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -3,7 +3,7 @@
 It refuses nothing by itself. The base always comes first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from publisher.checkpoints.snapshots import headers_of, reader_of
 from publisher.records.checkpoint import QuantisedBase, Snapshot
 
 T = TypeVar("T")
+Naming = Callable[[Mapping[str, TensorHeader]], Mapping[str, TensorHeader]]
 
 
 class Sides(NamedTuple, Generic[T]):
@@ -70,13 +71,22 @@ class CheckpointPair:
 
 
 @contextmanager
-def open_pair(*, base: Snapshot, tuned: Snapshot) -> Iterator[CheckpointPair]:
+def open_pair(*, base: Snapshot, tuned: Snapshot, names: Naming) -> Iterator[CheckpointPair]:
     """Open both checkpoints for as long as the block runs, with their headers read.
+
+    Args:
+        base: the base.
+        tuned: the merged fine-tune.
+        names: gives headers by the names of the model class.
+
+    Yields:
+        Both, by these names.
 
     Raises:
         FetchError, HubError: as `headers_of` and `reader_of`.
     """
-    headers = Sides[Mapping[str, TensorHeader]](base=headers_of(base), tuned=headers_of(tuned))
+    of_class = quantised_headers(names(headers_of(base)), base.quantised)
+    headers = Sides[Mapping[str, TensorHeader]](base=of_class, tuned=names(headers_of(tuned)))
     with reader_of(base, headers.base) as of_base, reader_of(tuned, headers.tuned) as of_tuned:
         yield CheckpointPair(Sides(base=base, tuned=tuned), headers, Sides(base=of_base, tuned=of_tuned))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from publisher.border.files import read_text
 from publisher.border.safetensors_header import LENGTH_BYTES, Entry, Header, header_length, parse_header
+from publisher.checkpoints.card_fields import Beside
 from publisher.checkpoints.files import INDEX, read_config
 from publisher.checkpoints.headers import TensorHeader, require_held
 from publisher.checkpoints.tensor_formats import Described, require_plain
@@ -72,13 +73,20 @@ def remote_entries(
 
 
 def _require_plain(tensors: Mapping[str, Described], checkpoint: Checkpoint, *, config: Mapping[str, Any]) -> None:
+    beside = text_on_hub(checkpoint.name, checkpoint.revision)
+    require_plain(tensors, config, where=checkpoint.short, beside=beside)
+
+
+def text_on_hub(repo: str, revision: str) -> Beside:
+    """Return a function that gives the text of a file of this repository, or None where there is none to be read."""
+
     def text(name: str) -> str | None:
         try:
-            return read_text(hub.download(checkpoint.name, checkpoint.revision, filename=name))
+            return read_text(hub.download(repo, revision, filename=name))
         except (HubError, OSError):
             return None
 
-    require_plain(tensors, config, where=checkpoint.short, beside=text)
+    return text
 
 
 def _file_headers(snapshot: Snapshot, file: FileDigest) -> dict[str, TensorHeader]:

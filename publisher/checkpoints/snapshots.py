@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
+from publisher.checkpoints.converting_reader import ConvertingReader, parts_of
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
 from publisher.checkpoints.mxfp4_reader import UnpackingReader, packed_headers, unpacked_headers
-from publisher.checkpoints.nf4_reader import QuantisedReader, quantised_headers, unquantised_headers
+from publisher.checkpoints.nf4_reader import QuantisedReader, unquantised_headers
 from publisher.checkpoints.reading import Reader, TensorReader
 from publisher.checkpoints.remote_headers import streamed_headers
 from publisher.checkpoints.streaming import StreamReader
@@ -24,8 +25,7 @@ from publisher.records.checkpoint import Snapshot
 def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
     """Return the header of every tensor, with the digest of its file, sorted by name.
 
-    FP8 weights with scales, and experts in MXFP4, have the headers of the bfloat16 weights that they are read as; so
-    do weights that are read quantised.
+    FP8 weights with scales, and experts in MXFP4, have the headers of the bfloat16 weights that they are read as.
 
     Raises:
         FetchError: missing or damaged files, no tensors, one that the index names and no shard holds, or scales of FP8
@@ -34,8 +34,7 @@ def headers_of(snapshot: Snapshot) -> dict[str, TensorHeader]:
     """
     headers = streamed_headers(snapshot) if snapshot.streamed else _local_headers(snapshot)
     headers = unpacked_headers(headers)
-    headers = dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
-    return quantised_headers(headers, snapshot.quantised)
+    return dequantised_headers(headers, lambda: read_config(snapshot.folder), where=snapshot.checkpoint.short)
 
 
 def _local_headers(snapshot: Snapshot) -> dict[str, TensorHeader]:
@@ -61,16 +60,18 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
-    plain_headers = unquantised_headers(headers)
-    unpacked = stored_headers(plain_headers)
+    unquantised = unquantised_headers(headers)
+    dequantised = parts_of(unquantised)
+    unpacked = stored_headers(dequantised)
     files = {
         name: replace(header, file=snapshot.folder / header.file.name)
         for name, header in packed_headers(unpacked).items()
     }
     with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as plain:
-        reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
-        whole = DequantisingReader(reader, plain_headers) if len(unpacked) > len(headers) else reader
-        yield QuantisedReader(whole, headers) if any(header.quantised for header in headers.values()) else whole
+        reader: Reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
+        reader = DequantisingReader(reader, dequantised) if len(unpacked) > len(dequantised) else reader
+        reader = ConvertingReader(reader, unquantised) if dequantised.keys() != headers.keys() else reader
+        yield QuantisedReader(reader, headers) if any(header.quantised for header in headers.values()) else reader
 
 
 def _is_remote(snapshot: Snapshot) -> bool:

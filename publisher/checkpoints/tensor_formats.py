@@ -7,27 +7,24 @@ gpt-oss are read dequantised.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from publisher.border.json_text import parse_json_object
 from publisher.border.names import shortened
-from publisher.checkpoints.card_fields import card_fields
+from publisher.border.safetensors_header import UNREAD_BITS
+from publisher.checkpoints.card_fields import Beside, base_in_card, is_repository
 from publisher.checkpoints.folder_formats import DIFFUSERS_NEXT, MISTRAL_NEXT
 from publisher.errors import FetchError
 
 Config = Mapping[str, Any]
-Beside = Callable[[str], str | None]
-"""Gives the text of a small file beside the weights by its name; None where there is none that can be read."""
 
 _FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
 _CODES: Final = frozenset({"U8", "I8", "I16", "U16", "I32", "U32"})
 _MATRIX: Final = 2  # dimensions
 _LEVELS: Final = 4  # of config.json, in which a quantisation is looked for
 _WORD: Final = re.compile(r"[\w.+-]{1,40}", re.ASCII)
-_REPOSITORY: Final = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
-_CARD: Final = "README.md"
 _SHOWN: Final = 120  # characters of a tensor's name
 
 
@@ -299,7 +296,8 @@ def _shown_format(tensors: Mapping[str, Described]) -> tuple[str, str] | None:
     for name, one in tensors.items():
         if one.dtype in _FP8 and (how := _unread_fp8(tensors.get(f"{name}_scale_inv"))):
             return how, name
-        if name.endswith("weight") and one.dtype in _CODES and len(one.shape) >= _MATRIX:
+        codes = name.endswith("weight") and one.dtype in _CODES and len(one.shape) >= _MATRIX
+        if codes or one.dtype in UNREAD_BITS:
             return f"weights packed in {one.dtype}", name
     return None
 
@@ -395,10 +393,9 @@ def _stated_beside(beside: Beside) -> _Stated | None:
 
 def _hint(config: Config, stated: _Stated | None, beside: Beside) -> str:
     """Return in brackets the base that the card or the configs name, if one does."""
-    named = card_fields(beside(_CARD) or "").get("base_model")
-    first = named[0] if isinstance(named, list) and named else named
-    said = (("card", first), ("config", stated.model if stated else ""), ("config", config.get("_name_or_path")))
-    for place, value in said:
-        if isinstance(value, str) and _REPOSITORY.fullmatch(value):
-            return f" (its {place} names {value})"
+    if named := base_in_card(beside):
+        return f" (its card names {named})"
+    for value in (stated.model if stated else "", config.get("_name_or_path")):
+        if isinstance(value, str) and is_repository(value):
+            return f" (its config names {value})"
     return ""

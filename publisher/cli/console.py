@@ -131,7 +131,7 @@ def _summary_row(label: str, summary: ExtractionSummary) -> tuple[str, ...]:
     adapter = size(summary.adapter.size)
     linears = count(summary.linears)
     if summary.experts is not None:
-        linears += f" + {count(summary.experts.changed)} experts"
+        linears += f" + {count(summary.experts.changed)} {'matrices' if summary.experts.single else 'experts'}"
     return label, linears, layers, error, percent(summary.exact_share), adapter
 
 
@@ -183,7 +183,7 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
 
 def show_merged(done: Merged, console: Console) -> None:
     """Show what the merged checkpoint is, and how near to the released one."""
-    experts = f" and {done.experts} parameters of experts" if done.experts else ""
+    experts = f" and {done.experts} parameters" if done.experts else ""
     _say(
         f"{done.folder}: {done.linears} linears{experts} merged; {done.shards} files of weights, {size(done.size)}",
         console,

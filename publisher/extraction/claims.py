@@ -21,10 +21,10 @@ from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import carried_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
-from publisher.checkpoints.pairs import CheckpointPair, TensorPair, open_pair, readers_of
+from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.experts import ExpertPair, expert_pairs
-from publisher.extraction.pair_job import PairJob
+from publisher.extraction.pair_job import PairJob, bytes_to_look_at
 from publisher.numerics.merge_arithmetic import as_merged
 from publisher.numerics.merge_quality import MergeQuality, merge_quality
 from publisher.records.checkpoint import Snapshot
@@ -46,7 +46,14 @@ _AT_LEAST = 1 << 28
 
 
 def require_claims(
-    extraction: Extraction, *, base: Snapshot, tuned: Snapshot, staged: Path, engine: Engine, progress: Progress
+    extraction: Extraction,
+    *,
+    base: Snapshot,
+    tuned: Snapshot,
+    names: Naming,
+    staged: Path,
+    engine: Engine,
+    progress: Progress,
 ) -> float:
     """Hold base + BA against the merged fine-tune for every module, from the files.
 
@@ -54,6 +61,7 @@ def require_claims(
         extraction: what is claimed.
         base: the base.
         tuned: the merged fine-tune.
+        names: gives headers by the names of the model class.
         staged: the folder of the adapter.
         engine: where the arithmetic is done.
         progress: told of each module.
@@ -71,7 +79,7 @@ def require_claims(
         progress(what, len(found), len(places))
 
     with (
-        open_pair(base=base, tuned=tuned) as both,
+        open_pair(base=base, tuned=tuned, names=names) as both,
         safe_open(staged / ADAPTER, framework="pt") as adapter,
         _residuals(extraction, staged) as residuals,
     ):
@@ -180,7 +188,7 @@ class CheckingExperts(PairJob[ExpertClaim, _Checked]):
 
     def memory(self, unit: ExpertClaim) -> int:
         """Return the bytes of memory that checking one expert takes, beside the process."""
-        return _AT_LEAST + _CHECKED * math.prod(unit.tensor.matrix)
+        return _AT_LEAST + _CHECKED * math.prod(unit.tensor.matrix) + bytes_to_look_at(unit.weights)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[ExpertClaim, _Checked]]:
@@ -208,13 +216,14 @@ def _checked_expert(claim: ExpertClaim, expert: int, *, pair: ExpertPair, figure
         problems += [f"{name} has factors, and the evidence has nothing of it"] if bool((b @ a).any()) else []
         return _Checked(0.0, tuple(problems))
     problems = []
+    base, tuned = as_merged(base=pair.base, tuned=pair.tuned, arithmetic=figures.arithmetic)
     if figures.recovery:
-        merged = merged_by_peft(pair.base.to(pair.tuned.dtype), b=b, a=a, safe=True)
+        merged = merged_by_peft(base, b=b, a=a, safe=True).to(tuned.dtype)
         share = float((merged == pair.tuned).double().mean())
         if not share >= figures.recovery.share - MERGE_TOLERANCE:
             problems.append(f"{name}: PEFT's merge restores {share:.6%}, claimed {figures.recovery.share:.6%}")
-    base = pair.base.to(pair.tuned.dtype)
-    found = merge_quality(base=base, tuned=pair.tuned, b=b, a=a, arithmetic="update rounded first")
+    roundings = figures.arithmetic.roundings if figures.arithmetic else "update rounded first"
+    found = merge_quality(base=base, tuned=tuned, b=b, a=a, arithmetic=roundings)
     return _held_against(figures, found, name=name, elements=pair.tuned.numel(), problems=problems)
 
 

@@ -1,6 +1,6 @@
 """What differs between two checkpoints, and what of it an adapter holds, and how.
 
-Headers first, then every tensor's bytes, then, where there is reason, the model class. It refuses pairs whose tensors
+Headers first, then every tensor's bytes, then the model class. It refuses pairs whose tensors
 do not match, a base equal to the fine-tune, and changes that a LoRA cannot carry, unless the manifest leaves those
 tensors out or carries them whole; each with one report that names them all.
 """
@@ -15,13 +15,14 @@ from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.errors import ExtractionError, counted
-from publisher.extraction.adaptable import Obstacle, is_linear_weight, judge
+from publisher.extraction.adaptable import Obstacle, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
 from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
+from publisher.extraction.tied_copies import without_tied_copies
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.checkpoint import QuantisedBase
 from publisher.records.extraction import DifferentTensor, SavedModule
@@ -40,6 +41,7 @@ class Comparison:
         saved: modules that the manifest carries whole.
         transposed: those of `changed` and `experts` that are stored as (in, out).
         fp8: the sides (`source`, `base`) that are stored in FP8 with block scales.
+        mxfp4: the sides whose changed experts are stored in MXFP4.
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
@@ -56,6 +58,7 @@ class Comparison:
     saved: tuple[SavedModule, ...] = ()
     transposed: frozenset[str] = frozenset()
     fp8: tuple[str, ...] = ()
+    mxfp4: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
 
     @property
@@ -89,14 +92,14 @@ class _Sorted:
 
 
 def compare(
-    both: CheckpointPair, settings: AdapterSettings, *, model_class: str, engine: Engine, progress: Progress
+    both: CheckpointPair, settings: AdapterSettings, *, structure: Structure, engine: Engine, progress: Progress
 ) -> Comparison:
-    """Compare two checkpoints: by headers, by bytes and, where there is reason, by the model class.
+    """Compare two checkpoints: by headers, by bytes and by the model class.
 
     Args:
-        both: base and tuned, open for reading.
+        both: base and tuned, open for reading by the class's names.
         settings: the manifest's `adapter`, of which `ignore` and `carry` are used.
-        model_class: the manifest's.
+        structure: of the model class.
         engine: what reads and compares.
         progress: called for each tensor.
 
@@ -105,43 +108,51 @@ def compare(
 
     Raises:
         ExtractionError: naming all tensors that do not match, or all that changed and cannot be carried.
-        ValidationError: transformers has no such class, or it is not for this configuration.
     """
+    both = without_tied_copies(both, structure.names.tied)
     base, tuned = both.headers
-    ignored = selected("ignore", settings.ignore, {*tuned, *base}, of="in either checkpoint")
-    carried = selected("carry", settings.carry, tuned.keys(), of="of the source")
-    mismatched = preflight(base=base, tuned=tuned, ignored=ignored)
+    ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
+    carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
+    optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
+    mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
-    quantised = quantised_base(both, [name for name in different if is_linear_weight(name, tuned[name])])
+    quantised = quantised_base(both, [name for name in different if structure.is_linear_weight(name)])
     if quantised is not None:
         both = both.on_quantised(quantised)
         adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
         different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
     found = _sorted(different, both, ignored=ignored, carried=carried)
-    judged = judge(found.changed, found.saved, both, model_class=model_class)
-    if judged.obstacle is not None:
-        named = _all_named(found, judged.obstacle)
-        raise judged.obstacle.error(tuned, shares_of(squared_norms(both, named, engine=engine, progress=progress)))
-    structure = judged.structure
+    experts = tuple(name for name in found.changed if name in structure.wrappable)
+    changed = tuple(name for name in found.changed if name not in structure.wrappable)
+    obstacle = obstacle_of(changed, found.saved, tuned, structure=structure)
+    if obstacle is not None:
+        shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
+        raise obstacle.error(tuned, shares)
     squares = squared_norms(both, [*found.ignored, *found.saved], engine=engine, progress=progress)
     layers, layers_total = layers_of(found.changed, tuned)
+    sides = (("source", tuned), ("base", base))
     return Comparison(
-        changed=tuple(name for name in found.changed if name not in judged.experts),
+        changed=changed,
         equal=len(shared) - len(different),
         base_only=tuple(sorted(base.keys() - tuned.keys())),
         left_out=(*mismatched, *(_left_out(name, squares[name]) for name in found.ignored)),
         layers=layers,
         layers_total=layers_total,
         saved=tuple(
-            _saved(module, tensors, both, squares=squares, tied=structure.tied.get(module, ()) if structure else ())
+            _saved(module, tensors, both, squares=squares, tied=structure.tied.get(module, ()))
             for module, tensors in found.whole.items()
         ),
         transposed=_transposed(found.changed, structure),
-        fp8=tuple(side for side, headers in (("source", tuned), ("base", base)) if _in_fp8(found.changed, headers)),
-        experts=judged.experts,
+        fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
+        mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
+        experts=experts,
         quantised=quantised,
     )
+
+
+def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]]:
+    return {name: [side[name] for side in sides if name in side] for name in {key for side in sides for key in side}}
 
 
 def _sorted(
@@ -177,15 +188,13 @@ def _all_named(found: _Sorted, obstacle: Obstacle) -> list[str]:
     return list(dict.fromkeys([*found.every, *obstacle.names]))
 
 
-def _transposed(changed: Iterable[str], structure: Structure | None) -> frozenset[str]:
-    if structure is None:
-        return frozenset()
+def _transposed(changed: Iterable[str], structure: Structure) -> frozenset[str]:
     stacks = {name for name, transposed in structure.wrappable.items() if transposed}
     return frozenset(name for name in changed if name.removesuffix(".weight") in structure.transposed or name in stacks)
 
 
 def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:
-    return any(headers[name].scale is not None for name in names)
+    return any(headers[name].in_fp8 for name in names)
 
 
 def _left_out(name: str, square: float) -> DifferentTensor:

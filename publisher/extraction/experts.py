@@ -24,10 +24,11 @@ from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.judged_merge import judge_merge
 from publisher.extraction.module import ExtractedMatrix, extract_matrix, rank_of, room_for
 from publisher.extraction.module_cache import ModuleCache
-from publisher.extraction.pair_job import PairJob
+from publisher.extraction.pair_job import PairJob, bytes_to_look_at
 from publisher.manifest.schema import AdapterSettings
+from publisher.numerics.merge_arithmetic import loses_digits
 from publisher.records.checkpoint import Snapshot
-from publisher.records.extraction import ExpertFigures, ExpertTensorFigures
+from publisher.records.extraction import ExpertFigures, ExpertTensorFigures, MatrixFigures
 from publisher.records.progress import Progress
 
 _LIKELY_RANK = 64  # of an expert, where the rank is to be found: for the memory of the factors
@@ -104,7 +105,7 @@ class ExtractingExperts(PairJob[TensorPair, ExpertFactors]):
         rank = self.settings.rank if isinstance(self.settings.rank, int) else _LIKELY_RANK
         factors: int = math.prod(unit.tuned.shape[:-2]) * min(rank, *matrix) * sum(matrix)
         width: int = ADAPTER_DTYPES[self.settings.dtype].itemsize
-        return room_for(matrix, self.settings) + 2 * factors * width
+        return room_for(matrix, self.settings) + 2 * factors * width + bytes_to_look_at(unit)
 
     @contextmanager
     def opened(self, device: torch.device) -> Iterator[Begin[TensorPair, ExpertFactors]]:
@@ -170,7 +171,7 @@ def extract_expert(name: str, pair: ExpertPair, settings: AdapterSettings) -> Ex
     """Take the factors out of the matrix of one expert, with their figures; a pure function of its arguments.
 
     The update was rounded to the weight's dtype, which adds step^2 / 12 of its own steps to the noise of each element
-    (docs/numerics.md).
+    (docs/numerics.md); unless a base in a longer dtype was merged in that, which the delta shows.
 
     Args:
         name: of the parameter and the expert, which seeds the arithmetic.
@@ -183,15 +184,14 @@ def extract_expert(name: str, pair: ExpertPair, settings: AdapterSettings) -> Ex
     Raises:
         ExtractionError: NaN or infinity in either matrix, or values so large that the figures overflow.
     """
-    judged = judge_merge(
-        name,
-        base=pair.base,
-        tuned=pair.tuned,
-        rank=rank_of(settings),
-        steps=pair.steps,
-        known="update rounded first",
-    )
-    return extract_matrix(replace(judged.weight, is_known=True), settings, svd=judged.svd)
+    judge = partial(judge_merge, name, base=pair.base, tuned=pair.tuned, rank=rank_of(settings), steps=pair.steps)
+    judged = judge() if loses_digits(pair.base, pair.tuned.dtype) else None
+    if judged is None or judged.weight.base.dtype == pair.tuned.dtype:  # merged in the release's dtype, as by PEFT
+        judged = judge(known="update rounded first")
+        return extract_matrix(replace(judged.weight, is_known=True), settings, svd=judged.svd)
+    found = extract_matrix(judged.weight, settings, svd=judged.svd)
+    figures = MatrixFigures(**dict(found.figures) | {"arithmetic": judged.arithmetic})
+    return replace(found, figures=figures)
 
 
 def _stacked(

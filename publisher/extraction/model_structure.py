@@ -4,12 +4,15 @@ The class is built on the meta device from config.json, so that no weight is rea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from publisher.extraction.expert_parameters import wrappable_parameters
 from publisher.extraction.modules_to_save import module_of
+
+if TYPE_CHECKING:
+    from publisher.adapters.class_names import ClassNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +20,33 @@ class Structure:
     """Modules of a class by name.
 
     Attributes:
+        model_class: the class.
         every: all of them.
         linear: weights are (out, in).
         transposed: weights are (in, out), as in transformers' Conv1D.
         refused: linear modules that PEFT takes no LoRA for.
         tied: for a module that shares its weight, the others that do.
         shapes: (out, in) of each linear module's weight, however it is stored.
+        kinds: of each module the name of its class, as `Linear` or `MixtralExperts`.
+        names: what the class calls the tensors of a checkpoint.
         wrappable: parameters that are linear weights and no module's, such as stacked experts; for each, whether its
             matrices are stored as (in, out).
     """
 
+    model_class: str
     every: frozenset[str]
     linear: frozenset[str]
     transposed: frozenset[str]
     refused: frozenset[str]
     tied: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, int]]
-    wrappable: Mapping[str, bool] = field(default_factory=dict)
+    kinds: Mapping[str, str]
+    names: "ClassNames"
+    wrappable: Mapping[str, bool]
+
+    def is_linear_weight(self, name: str) -> bool:
+        """Return whether a tensor is the weight of a linear module."""
+        return name.endswith(".weight") and name.removesuffix(".weight") in self.linear
 
 
 def structure_of(model_class: str, folder: Path) -> Structure:
@@ -45,6 +58,7 @@ def structure_of(model_class: str, folder: Path) -> Structure:
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    from publisher.adapters.class_names import ClassNames
     from publisher.adapters.loading import configuration, empty_model, quiet
 
     with quiet():
@@ -57,6 +71,7 @@ def structure_of(model_class: str, folder: Path) -> Structure:
     linear = frozenset(name for name, module in modules.items() if isinstance(module, torch.nn.Linear))
     transposed = frozenset(name for name, module in modules.items() if isinstance(module, Conv1D))
     return Structure(
+        model_class=model_class,
         every=frozenset(modules),
         linear=linear,
         refused=frozenset(name for name in linear if _is_refused(model, name)),
@@ -64,6 +79,8 @@ def structure_of(model_class: str, folder: Path) -> Structure:
         tied={name: tuple(other for other in group if other != name) for group in sharing.values() for name in group},
         shapes={name: tuple(modules[name].weight.shape) for name in linear}
         | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
+        kinds={name: type(module).__name__ for name, module in modules.items()},
+        names=ClassNames.of(model),
         wrappable={
             name: transposed
             for name, transposed in wrappable_parameters(model).items()

@@ -20,13 +20,16 @@ _RESIZE = (
 )
 
 
-def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of: str) -> frozenset[str]:
+def selected(
+    field: str, patterns: Sequence[str], tensors: Mapping[str, Collection[TensorHeader]], *, of: str
+) -> frozenset[str]:
     """Return the tensors that a field of the manifest's `adapter` selects.
 
     Args:
         field: `ignore` or `carry`.
         patterns: names of tensors, or patterns with `*`, `?` and `[...]`.
-        names: the tensors to select from.
+        tensors: those to select from, with their headers; each may be selected by its name in the files too, and one
+            that is stored in parts, by the names of all of these.
         of: whose tensors these are, for the message.
 
     Returns:
@@ -35,19 +38,32 @@ def selected(field: str, patterns: Sequence[str], names: Collection[str], *, of:
     Raises:
         ExtractionError: naming the patterns that match none.
     """
-    matches = {pattern: {name for name in names if fnmatch.fnmatchcase(name, pattern)} for pattern in patterns}
-    idle = [pattern for pattern, found in matches.items() if not found]
+    meant = {name: _meant(patterns, name, headers) for name, headers in tensors.items()} if patterns else {}
+    idle = sorted(set(patterns).difference(*meant.values()), key=patterns.index)
     if idle:
         raise ExtractionError(
             f"adapter.{field} names {', '.join(idle)}, which no tensor matches",
             expected=f"names or patterns of tensors {of}",
             next_step="correct or remove them in the manifest",
         )
-    return frozenset().union(*matches.values())
+    return frozenset(name for name, found in meant.items() if found)
+
+
+def _meant(patterns: Sequence[str], name: str, headers: Iterable[TensorHeader]) -> set[str]:
+    """Return the patterns that select a tensor: by its name, or all together by those of its stored parts."""
+    names = {name} | {header.stored for header in headers if header.stored is not None}
+    parts = {part.name for header in headers if header.conversion for part in header.conversion.parts}
+    by_name = {pattern for pattern in patterns if any(fnmatch.fnmatchcase(one, pattern) for one in names)}
+    by_part = [{pattern for pattern in patterns if fnmatch.fnmatchcase(part, pattern)} for part in sorted(parts)]
+    return by_name.union(*by_part) if by_name or (by_part and all(by_part)) else set()
 
 
 def preflight(
-    *, base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader], ignored: Collection[str]
+    *,
+    base: Mapping[str, TensorHeader],
+    tuned: Mapping[str, TensorHeader],
+    ignored: Collection[str],
+    optional: Collection[str] = (),
 ) -> tuple[DifferentTensor, ...]:
     """Compare names, shapes and dtypes, and return the tensors that do not match and that the manifest leaves out.
 
@@ -58,6 +74,7 @@ def preflight(
         base: the base's headers, by tensor name.
         tuned: the headers of the merged fine-tune, by tensor name.
         ignored: the tensors that the manifest's adapter.ignore selects.
+        optional: tensors that the model class passes over; one side may lack them.
 
     Returns:
         The tensors left out, sorted by name, without a norm.
@@ -65,7 +82,7 @@ def preflight(
     Raises:
         ExtractionError: one report of everything that does not match.
     """
-    problems = _problems(base, tuned)
+    problems = {name: what for name, what in _problems(base, tuned).items() if name not in optional}
     open_problems = {name: what for name, what in problems.items() if name not in ignored}
     if open_problems:
         raise ExtractionError(

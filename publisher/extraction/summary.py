@@ -6,6 +6,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from publisher.errors import shown
 from publisher.extraction.comparison import Comparison
@@ -72,6 +73,7 @@ def summarise(
         tensors_base_only=seen.base_only,
         left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
         fp8=seen.fp8,
+        mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
@@ -107,6 +109,7 @@ def _experts(experts: Sequence[ExpertTensor], *, total: float) -> ExpertSummary:
     held = [fit.figures for fit in found if fit.figures.rank]
     return ExpertSummary(
         tensors=len(experts),
+        single=sum(tensor.number == 1 for tensor in experts),
         matrices=sum(tensor.number for tensor in experts),
         changed=len(found),
         silent=len(found) - len(held),
@@ -189,6 +192,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         saved=summary.carried,
         fp8=summary.fp8,
         quantised=summary.base_quantisation,
+        mxfp4=summary.mxfp4,
         experts=tuple(experts),
     )
 
@@ -196,16 +200,19 @@ def _as_claimed(extraction: Extraction) -> Comparison:
 def differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
     """Yield the fields of the summary that do not come out again, in words."""
     there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
-    for field in dict.fromkeys([*there, *found]):  # what is absent in the usual case may be in one of them alone
-        value, other = there.get(field), found.get(field)
-        if value == other:
-            continue
-        parts = value.keys() & other.keys() if isinstance(value, dict) and isinstance(other, dict) else set()
-        deeper = [part for part in value or () if part in parts and value[part] != other[part]] if parts else []
+    for field in dict.fromkeys([*there, *found]):  # what is left out in the usual case may stand in one of them alone
+        value: Any = there.get(field)
+        other: Any = found.get(field)
+        deeper = list(_different_parts(value, other))
         for part in deeper:
             yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(other[part])}"
-        if not deeper:
+        if value != other and not deeper:
             yield f"summary.{field} is {shown(value)}; it comes out as {shown(other)}"
+
+
+def _different_parts(value: Any, other: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(other, dict):
+        yield from (part for part in value if part in other and value[part] != other[part])
 
 
 def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:

@@ -185,15 +185,15 @@ Rank = Annotated[PositiveInt | Literal["auto"] | Energy, BeforeValidator(_rank)]
 
 
 def _task_type(value: Any) -> Any:
-    if value is None:
-        raise ValueError(f"is empty, and loaders go by it; use one of {', '.join(TASK_TYPES)}")
-    if value not in TASK_TYPES:
-        raise ValueError(f"{quoted(value)} is not a task type of PEFT; use one of {', '.join(TASK_TYPES)}")
+    if value is not None and value not in TASK_TYPES:
+        raise ValueError(
+            f"{quoted(value)} is not a task type of PEFT; use one of {', '.join(TASK_TYPES)}, or leave it out"
+        )
     return value
 
 
-TaskType = Annotated[str, BeforeValidator(_task_type), Field(json_schema_extra={"enum": list(TASK_TYPES)})]
-"""One of PEFT's task types."""
+TaskType = Annotated[str | None, BeforeValidator(_task_type), Field(json_schema_extra={"enum": [*TASK_TYPES, None]})]
+"""One of PEFT's task types; none for a class whose inputs no task's wrapper hands on, as Whisper's."""
 
 
 def is_license(text: str) -> bool:

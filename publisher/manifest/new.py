@@ -8,6 +8,7 @@ and its fine-tune: no weight in common, or weights of different shapes. What no 
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,19 @@ import yaml
 
 from publisher.border.files import read_text
 from publisher.border.safetensors_header import DTYPES, LORA_DTYPES
-from publisher.checkpoints.card_fields import card_fields
+from publisher.checkpoints.card_fields import CARD, card_fields
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, SINGLE, read_config, shards_of, weight_entry
 from publisher.checkpoints.headers import read_headers
-from publisher.checkpoints.remote_headers import remote_entries
+from publisher.checkpoints.remote_headers import remote_entries, text_on_hub
+from publisher.checkpoints.tensor_formats import Described
+from publisher.checkpoints.wrappers import unwrapped
 from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
+from publisher.manifest.task_types import task_type_of
 from publisher.records.checkpoint import Checkpoint
 
-_TASKS = {
-    "ForCausalLM": "CAUSAL_LM",
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-}
 _SHOWN = 10
 
 _MANIFEST = """\
@@ -110,7 +108,7 @@ def new_manifest(*, base: str, tuned: str) -> str:
         base=_reference_lines(original),
         model_class=model_class,
         dtype=_dtype(fine_tune),
-        task_type=_task_type(model_class, config),
+        task_type=task_type_of(model_class, config) or "null # no wrapper of PEFT fits this class",
     )
 
 
@@ -125,7 +123,7 @@ def _checkpoint(text: str) -> _Checkpoint:
 
 
 def _local(folder: Path) -> _Checkpoint:
-    headers = {name: (header.dtype, header.shape) for name, header in read_headers(folder).items()}
+    headers = _by_short_name(read_headers(folder))
     relative = Path(os.path.relpath(folder)).as_posix()
     return _Checkpoint(str(folder), folder.resolve().name, {"path": relative}, headers)
 
@@ -134,12 +132,17 @@ def _remote(repo: str, revision: str) -> _Checkpoint:
     commit = revision if is_commit_id(revision) else hub.resolve_revision(repo, revision)
     checkpoint = Checkpoint(kind="hub", name=repo, revision=commit, files=())
     sizes = {file.path: file.size for file in hub.list_files(repo, commit)}
-    entry = weight_entry(sizes, where=checkpoint.short)
+    entry = weight_entry(sizes, where=checkpoint.short, beside=text_on_hub(repo, commit))
     files = (SINGLE,) if entry == SINGLE else shards_of(hub.download(repo, commit, filename=INDEX))
     config = read_config(hub.download(repo, commit, filename=MODEL_CONFIG).parent)
     entries = remote_entries(checkpoint, files, sizes=sizes, config=config)
-    headers = {name: (one.dtype, one.shape) for name, one in entries.items()}
+    headers = _by_short_name(entries)
     return _Checkpoint(checkpoint.short, repo.partition("/")[2], {"repo": repo, "revision": commit}, headers)
+
+
+def _by_short_name(described: Mapping[str, Described]) -> _Headers:
+    short = unwrapped(described)
+    return {short[name]: (one.dtype, one.shape) for name, one in described.items()}
 
 
 def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
@@ -152,7 +155,7 @@ def _config(checkpoint: _Checkpoint) -> dict[str, Any]:
 def _stated_license(checkpoint: _Checkpoint) -> str | None:
     if "path" not in checkpoint.reference:
         return hub.license_of(**checkpoint.reference)
-    card = Path(checkpoint.reference["path"]) / "README.md"
+    card = Path(checkpoint.reference["path"]) / CARD
     stated = card_fields(read_text(card) if card.is_file() else "").get("license")
     return stated if isinstance(stated, str) else None
 
@@ -166,8 +169,9 @@ def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
     Raises:
         ExtractionError: there is none, or a tensor has another shape in the other checkpoint.
     """
-    common = sorted(tuned.headers.keys() & base.headers.keys())
-    shapes = {name: (tuned.headers[name][1], base.headers[name][1]) for name in common}
+    theirs_by_name = _named_alike(base.headers, tuned.headers)
+    common = sorted(tuned.headers.keys() & theirs_by_name.keys())
+    shapes = {name: (tuned.headers[name][1], theirs_by_name[name][1]) for name in common}
     unlike = [f"{name} {list(ours)} and {list(theirs)}" for name, (ours, theirs) in shapes.items() if ours != theirs]
     if unlike:
         rest = f", and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
@@ -186,6 +190,20 @@ def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
             next_step="name the base that this source was made from",
         )
     return weights
+
+
+def _named_alike(headers: _Headers, others: _Headers) -> _Headers:
+    """Return the headers by the names that the others have, where one side alone has a prefix before every name.
+
+    Files of a model without a head have none, as GPT-2's on the Hub. Extraction asks the model class.
+    """
+    if headers.keys() & others.keys():
+        return headers
+    longer = {name.partition(".")[2]: name for name in others}
+    shorter = {name.partition(".")[2]: name for name in headers}
+    if longer.keys() & headers.keys():
+        return {longer.get(name, name): header for name, header in headers.items()}
+    return {short if short in others else name: headers[name] for short, name in shorter.items()}
 
 
 def _first(checkpoint: _Checkpoint) -> str:
@@ -213,12 +231,6 @@ def _dtype(checkpoint: _Checkpoint) -> str:
             next_step="name the checkpoint before it was quantised",
         )
     return usual
-
-
-def _task_type(model_class: str, config: dict[str, Any]) -> str:
-    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
-        return "SEQ_2_SEQ_LM"
-    return next((task for ending, task in _TASKS.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
 
 
 # --- writing ------------------------------------------------------------------------------------------------

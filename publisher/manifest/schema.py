@@ -73,8 +73,8 @@ class AdapterSettings(Section):
     """Type in which the factors are stored."""
     layout: Literal["pattern", "uniform"]
     """pattern: narrower modules keep their own rank; uniform: all are padded with zeros to one rank."""
-    task_type: TaskType
-    """PEFT's task type, which decides the class that loaders build."""
+    task_type: TaskType = None
+    """PEFT's task type, by which it wraps the class; left out where no wrapper fits, as for Whisper, ViT or CLIP."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
     carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()

@@ -383,6 +383,7 @@ class ExtractionSummary(Record):
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
         carried: modules that the manifest's `adapter.carry` names, stored whole.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
+        mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
         parameters: elements of A and B together.
         energy: share of the squared norm of the adapted modules' updates that the adapter holds.
         approximation: more is missing than the merge's rounding explains: the update has no such low rank.
@@ -407,6 +408,7 @@ class ExtractionSummary(Record):
     left_out: Each[LeftOut]
     carried: Each[Carried] = ()
     fp8: Each[str] = ()
+    mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)
     parameters: Count
     adapter: FileDigest
     config: FileDigest
@@ -439,7 +441,8 @@ class ExpertSummary(Record):
 
     Attributes:
         tensors: parameters that PEFT adapts by `target_parameters`.
-        matrices: experts in all of them.
+        single: those of them that are one matrix, such as a router.
+        matrices: in all of them, one for each expert.
         changed: those that differ between base and source.
         silent: those of them that stay within rounding noise and have no factors.
         rank: least, median and greatest over the changed ones that have factors.
@@ -450,6 +453,7 @@ class ExpertSummary(Record):
     """
 
     tensors: Count
+    single: Count
     matrices: Count
     changed: Count
     silent: Count
@@ -501,7 +505,7 @@ class Settings(Record):
     rank: Count | Literal["auto"] | Energy
     dtype: str
     layout: str
-    task_type: str
+    task_type: str | None
     model_class: str
     ignore: Each[str]
     carry: Each[str] = ()

@@ -6,11 +6,11 @@ from publisher.records.record import Count, Figure, Record
 
 
 class FunctionCheck(Record):
-    """Logits of base + adapter against source and base on fixed token ids.
+    """Logits of base + adapter against source and base on fixed inputs.
 
     Attributes:
         dtype: dtype of the forward passes.
-        tokens: token ids per sequence and sequences: the logits compared are all of them.
+        inputs: shape of each input, by the name of the class's argument; all logits of them are compared.
         distance: |logits(base + adapter) - logits(source)|, Frobenius.
         base_distance: |logits(base) - logits(source)|, Frobenius.
         ratio: distance / base_distance; 0 is perfect, 1 means the adapter changes nothing.
@@ -18,7 +18,7 @@ class FunctionCheck(Record):
     """
 
     dtype: str
-    tokens: tuple[int, int]
+    inputs: dict[str, tuple[int, ...]]
     distance: Figure
     base_distance: Figure
     ratio: Figure

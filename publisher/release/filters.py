@@ -63,11 +63,14 @@ def extent(summary: ExtractionSummary) -> str:
 
 
 def places(summary: ExtractionSummary) -> str:
-    """Return how many linears are adapted, and how many parameters of experts: `24 linears and 16 expert tensors`."""
+    """Return what is adapted: `24 linears`, `24 linears and 16 expert tensors`, or with `3 other weights`."""
     if summary.experts is None:
         return linears(summary.linears)
-    tensors = f"{count(summary.experts.tensors)} expert tensor{'s' * (summary.experts.tensors != 1)}"
-    return f"{linears(summary.linears)} and {tensors}" if summary.linears else tensors
+    single, stacked = summary.experts.single, summary.experts.tensors - summary.experts.single
+    found = [linears(summary.linears)] * (summary.linears > 0)
+    found += [Markdown(f"{count(stacked)} expert tensor{'s' * (stacked != 1)}")] * (stacked > 0)
+    found += [Markdown(f"{count(single)} other weight{'s' * (single != 1)}")] * (single > 0)
+    return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
 
 
 def linears(number: int) -> Markdown:

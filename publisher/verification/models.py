@@ -25,6 +25,8 @@ import transformers
 from publisher.adapters.loading import AdapterLocation, class_named, load_adapter, quiet
 from publisher.adapters.quantised_model import set_quantised
 from publisher.checkpoints.files import companions
+from publisher.checkpoints.headers import read_headers
+from publisher.checkpoints.wrappers import key_mapping
 from publisher.errors import VerificationError, listed
 from publisher.manifest.schema import VerificationSettings
 from publisher.records.checkpoint import Snapshot
@@ -157,7 +159,10 @@ def _logits(model: Model, settings: VerificationSettings, *, devices: _Devices) 
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     weights = (model.base or model.tuned).folder
     plain = class_named(model.model_class).from_pretrained(
-        weights, dtype=getattr(torch, settings.dtype), local_files_only=True
+        weights,
+        dtype=getattr(torch, settings.dtype),
+        local_files_only=True,
+        key_mapping=key_mapping(read_headers(weights)),
     )
     network = devices.put(_adapted(plain.eval(), model))
 

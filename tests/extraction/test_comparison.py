@@ -16,7 +16,6 @@ from publisher.checkpoints.pairs import CheckpointPair, Sides
 from publisher.checkpoints.reading import TensorReader
 from publisher.engines.local import Local
 from publisher.errors import ExtractionError
-from publisher.extraction.adaptable import is_linear_weight
 from publisher.extraction.delta_norms import squared_norms
 from publisher.extraction.preflight import layers_of, preflight, ranges
 from publisher.extraction.tensor_bytes import different_tensors, equal
@@ -134,44 +133,6 @@ def test_a_long_report_gives_the_first_dozen_and_how_many_more() -> None:
     assert lines[0] == "source and base do not match in 20 tensors:"
     assert lines[1:13] == [f"  {name} is in the source alone" for name in extra[:12]]
     assert lines[13] == "  and 8 more"
-
-
-# --- which tensors a LoRA can carry -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.layers.0.self_attn.q_proj.weight",
-        "model.language_model.layers.3.linear_attn.in_proj_a.weight",
-        "model.visual.blocks.0.attn.qkv.weight",
-        "lm_head.weight",
-        "score.weight",
-    ],
-)
-def test_matrices_of_linear_modules_are_linear_weights(name: str) -> None:
-    assert is_linear_weight(name, header(8, 4))
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"),
-    [
-        ("model.norm.weight", header(8)),
-        ("layers.0.q_proj.bias", header(8)),
-        ("linear_attn.conv1d.weight", header(8, 1, 4)),
-        ("linear_attn.A_log", header(8)),
-        ("model.embed_tokens.weight", header(8, 4)),
-        ("model.visual.pos_embed.weight", header(8, 4)),
-        ("transformer.wte.weight", header(8, 4)),
-        ("transformer.wpe.weight", header(8, 4)),
-        ("bert.embeddings.word_embeddings.weight", header(8, 4)),
-        ("layers.0.experts.gate_up_proj", header(8, 4)),
-        ("layers.0.q_proj.weight", header(8, 4, dtype="F8_E4M3")),
-        ("layers.0.q_proj.weight", header(8, 4, dtype="I8")),
-    ],
-)
-def test_norms_biases_convolutions_tables_and_quantised_weights_are_not(name: str, tensor: TensorHeader) -> None:
-    assert not is_linear_weight(name, tensor)
 
 
 # --- layers -------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         _SIZES | _EXPERTS | _LINEAR_ATTENTION | {"shared_expert_intermediate_size": 16},
     ),
+    "Mixtral": ("MixtralForCausalLM", _SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "GPT2": ("GPT2LMHeadModel", _GPT2 | {"eos_token_id": 2}),
     "Mamba": ("MambaForCausalLM", _MAMBA | {"bos_token_id": 1, "eos_token_id": 2}),
 }
@@ -124,13 +125,13 @@ class Pair:
         return tuple(fetch(Reference(path=name), memo=memo, progress=silent) for name in ("source", "base"))
 
 
-def tune(weights: Weights, pattern: str) -> None:
+def tune(weights: Weights, pattern: str, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Add an update of rank 2, about as large as the weights, to each matrix that matches; stacks of them likewise."""
     for name in sorted(weights):
         if re.search(pattern, name) and weights[name].dim() > 1:
             *stack, rows, columns = weights[name].shape
             update = torch.randn(*stack, rows, RANK) @ torch.randn(*stack, RANK, columns)
-            weights[name] = (weights[name].float() + 0.02 * update).bfloat16()
+            weights[name] = (weights[name].float() + 0.02 * update).to(dtype)
 
 
 def quantise(weights: Weights, pattern: str) -> None:

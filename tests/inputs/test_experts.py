@@ -17,8 +17,16 @@ from publisher.errors import ExtractionError, ValidationError
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 from publisher.records.progress import silent
-from tests.experts import CLASSES, RANKS, add_rounded, save_as_class, small_experts, update_experts
-from tests.inputs.pairs import Pair
+from tests.experts import (
+    CLASSES,
+    RANKS,
+    add_rounded,
+    save_as_class,
+    save_as_transformers,
+    small_experts,
+    update_experts,
+)
+from tests.inputs.pairs import Pair, quantise, say_fp8
 
 MakeExperts = Callable[..., Pair]
 EXPERTS = [expert for expert, rank in enumerate(RANKS) if rank]
@@ -27,16 +35,24 @@ PLANTED = [rank for rank in RANKS if rank]
 
 @pytest.fixture
 def make_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeExperts:
-    """`make_experts(model_class, change)`: a base with experts, and a fine-tune that `change` makes of it."""
+    """`make_experts(model_class, change)`: a base with experts, and a fine-tune that `change` makes of it.
+
+    Files have the class's own names, unless `save` is another way to write them.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def make(model_class: str, change: Callable[[Any], object] = update_experts) -> Pair:
+    def make(
+        model_class: str,
+        change: Callable[[Any], object] = update_experts,
+        *,
+        save: Callable[[Any, Path], object] = save_as_class,
+    ) -> Pair:
         pair = Pair(tmp_path, model_class)
         with quiet():
             model = small_experts(model_class)
-            save_as_class(model, pair.base)
+            save(model, pair.base)
             change(model)
-            save_as_class(model, pair.source)
+            save(model, pair.source)
         return pair
 
     return make
@@ -84,6 +100,64 @@ def test_all_experts_are_found_at_their_ranks_and_merged_by_peft_give_the_source
     missing, whole = (again - source).norm(dim=1), (base - source).norm(dim=1)
     assert float(missing.median()) < 0.01 * float(whole.median())
     assert int((missing < 0.03 * whole).sum()) >= 126  # of 128 tokens: one near a tie may go to another expert
+
+
+@pytest.mark.parametrize("model_class", ["Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "MixtralForCausalLM"])
+def test_experts_that_are_stored_one_by_one_give_the_adapter_of_the_stacked_ones(
+    make_experts: MakeExperts, model_class: str
+) -> None:
+    adapters = []
+    for save in (save_as_class, save_as_transformers):
+        pair = make_experts(model_class, save=save)
+        extraction = pair.extracted()
+        pair.validated(extraction)
+        adapters.append(((pair.staged / ADAPTER).read_bytes(), extraction.experts))
+    assert any(".experts.3." in name for name in load_file(pair.base / "model.safetensors"))
+    assert adapters[0] == adapters[1]
+
+
+def test_one_side_may_have_its_experts_one_by_one(make_experts: MakeExperts) -> None:
+    stored = {"base": save_as_transformers, "source": save_as_class}
+    pair = make_experts("Qwen3MoeForCausalLM", save=lambda model, folder: stored[folder.name](model, folder))
+    assert [found.rank for tensor in pair.extracted().experts for found in tensor.experts] == 4 * PLANTED
+
+
+@pytest.mark.parametrize("model_class", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_a_merged_checkpoint_keeps_experts_one_by_one(make_experts: MakeExperts, model_class: str) -> None:
+    pair = make_experts(model_class, save=save_as_transformers)
+    extraction = pair.extracted()
+    _, base = pair.snapshots()
+    out = pair.folder / "merged"
+    with open_inputs(extraction, base, staged=pair.staged) as inputs:
+        write_merged(inputs, base, out=out, again_fp8=False, progress=silent)
+    before, after = (load_file(folder / "model.safetensors") for folder in (pair.base, out))
+    assert after.keys() == before.keys()
+    written, theirs = loaded(pair, out).state_dict(), merged(pair).state_dict()
+    assert all(torch.equal(written[name], theirs[name]) for name in theirs)
+
+
+def test_a_pattern_means_a_parameter_by_its_name_or_by_all_of_its_stored_tensors(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].self_attn.o_proj.weight, rank=1)
+
+    pair = make_experts("Qwen3MoeForCausalLM", change, save=save_as_transformers)
+    for ignore in (["*.experts.gate_up_proj"], ["*.experts.*.gate_proj.weight", "*.experts.*.up_proj.weight"]):
+        extraction = pair.extracted(ignore=[*ignore, "*.experts.*.down_proj.weight"])
+        assert extraction.experts == ()
+        assert {tensor.name.rpartition(".")[2] for tensor in extraction.summary.left_out} == {
+            "down_proj",
+            "gate_up_proj",
+        }
+    with pytest.raises(ExtractionError, match=r"adapter\.ignore names \*\.experts\.3\.\*, which no tensor matches"):
+        pair.extracted(ignore=["*.experts.3.*"])
+
+
+def test_an_expert_that_is_missing_is_named(make_experts: MakeExperts) -> None:
+    pair = make_experts("Qwen3MoeForCausalLM", save=save_as_transformers)
+    pair.change(lambda weights: weights.pop("model.layers.1.mlp.experts.2.up_proj.weight"))
+    with pytest.raises(ExtractionError, match=r"model\.layers\.1\.mlp\.experts"):
+        pair.extracted()
 
 
 @pytest.mark.parametrize("model_class", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
@@ -235,3 +309,84 @@ def test_peft_saves_under_the_names_that_the_evidence_has(make_experts: MakeExpe
     assert saved.keys() == {key for tensor in extraction.experts for key in tensor.keys}
     for name, tensor in load_file(pair.staged / ADAPTER).items():
         assert torch.equal(saved[name].float(), tensor.float())
+
+
+@pytest.mark.parametrize("again_fp8", [False, True])
+def test_experts_stored_one_by_one_in_fp8_are_dequantised(make_pair: MakeExperts, again_fp8: bool) -> None:
+    pair = make_pair("Qwen3Moe", r"experts\.\d\.(up|down)_proj")
+    pair.change(lambda weights: quantise(weights, r"mlp\.experts\.\d+\.\w+\.weight$"), side="base")
+    say_fp8(pair.base / "config.json")
+    extraction = pair.extracted(rank=2)
+    assert extraction.summary.fp8 == ("base",)
+    for tensor in extraction.experts:
+        assert all(found.ratio is not None and found.ratio < 1.3 for found in tensor.experts)
+        assert all(found.rounding_floor > 0.01 for found in tensor.experts)
+    _, base = pair.snapshots()
+    with open_inputs(extraction, base, staged=pair.staged) as inputs:
+        write_merged(inputs, base, out=pair.folder / "merged", again_fp8=again_fp8, progress=silent)
+    before, after, source = (
+        load_file(folder / "model.safetensors") for folder in (pair.base, pair.folder / "merged", pair.source)
+    )
+    assert after.keys() == (before if again_fp8 else source).keys()
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    assert after[name].dtype == (torch.float8_e4m3fn if again_fp8 else torch.bfloat16)
+    scales = after.get(f"{name}_scale_inv", torch.ones(1, 1)).repeat_interleave(16, 0).repeat_interleave(16, 1)
+    found = after[name].float() * (scales if again_fp8 else 1)
+    assert float((found - source[name].float()).norm() / source[name].float().norm()) < 0.05
+
+
+def test_experts_of_a_base_in_float32_are_found_at_their_ranks(make_experts: MakeExperts) -> None:
+    pair = make_experts("MixtralForCausalLM", lambda model: update_experts(model, ranks=(1, 1, 1, 1)))
+    with quiet():
+        wide = small_experts("MixtralForCausalLM", dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in wide.parameters():
+                parameter.add_(1e-3 * torch.randn(parameter.shape))  # digits that bf16 does not have
+        save_as_class(wide, pair.base)
+        update_experts(wide)
+        save_as_class(wide.bfloat16(), pair.source)
+    extraction = pair.extracted()
+    for tensor in extraction.experts:
+        assert [(found.expert, found.rank) for found in tensor.experts] == list(zip(EXPERTS, PLANTED, strict=True))
+        for found in tensor.experts:
+            assert found.arithmetic is not None
+            assert found.arithmetic.merged_in == "float32"
+            assert found.ratio == pytest.approx(1, abs=0.2)
+    pair.validated(extraction)
+
+
+def test_linears_whose_names_peft_takes_for_experts_are_adapted_by_their_parameters(make_experts: MakeExperts) -> None:
+    """PEFT reads `mlp.gate_proj` of a dense layer as DeepSeek's experts, and drops it from target_modules."""
+
+    def change(model: Any) -> None:
+        update_experts(model, which="gate_up_proj")
+        dense, sparse = (layer.mlp for layer in model.model.layers)
+        for linear in (dense.gate_proj, dense.up_proj, sparse.shared_experts.down_proj, sparse.gate):
+            add_rounded(linear.weight, rank=2)
+
+    pair = make_experts("DeepseekV3ForCausalLM", change)
+    extraction = pair.extracted()
+    names = {tensor.name.removeprefix("model.layers."): tensor.rank for tensor in extraction.experts}
+    assert names == {
+        "0.mlp.gate_proj.weight": 2,
+        "0.mlp.up_proj.weight": 2,
+        "1.mlp.experts.gate_up_proj": 5,
+        "1.mlp.gate.weight": 2,
+        "1.mlp.shared_experts.down_proj.weight": 2,
+    }
+    assert extraction.summary.experts is not None
+    assert (extraction.summary.experts.tensors, extraction.summary.experts.single) == (5, 4)
+    pair.validated(extraction)
+
+
+def test_a_router_that_is_more_than_a_linear_module_is_adapted_by_its_parameter(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].feed_forward.router.weight, rank=2)
+
+    pair = make_experts("Llama4ForCausalLM", change)
+    extraction = pair.extracted()
+    assert [(one.name[-13:], one.rank) for one in extraction.experts if len(one.shape) == 2] == [("router.weight", 2)]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.05

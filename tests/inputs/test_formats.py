@@ -161,6 +161,7 @@ STORED = (
     ),
     Stored("BitNet", {".weight": ones(8, 16, dtype=BYTES), ".weight_scale": ones(1)}),
     Stored("MXFP4 of shapes", {"_blocks": ones(4, 32, 1, 8, dtype=BYTES), "_scales": ones(4, 32, 1, dtype=BYTES)}),
+    Stored("weights packed in F4", {".weight": ones(32, 8, dtype=BYTES).view(torch.float4_e2m1fn_x2)}),
     Stored("weights packed in I32", {".weight": ones(32, 2, dtype=WORDS)}),
     Stored("SINQ", {".W_q": ones(32, 8, dtype=BYTES), ".meta": ones(8)}, {"quant_method": "sinq"}),
     Stored("a method that is not known here, 'nf5-turbo'", NF4, {"quant_method": "nf5-turbo"}),
@@ -367,6 +368,13 @@ def test_a_folder_that_is_no_checkpoint_is_named_by_its_files(files: str, named:
         file.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")  # were it ever unpickled
     assert f"odd holds {named}" in refusal("odd")
     assert not Path("ran").exists()
+
+
+def test_the_card_of_a_folder_that_is_no_checkpoint_gives_the_hint() -> None:
+    Path("odd").mkdir()
+    Path("odd/model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    Path("odd/README.md").write_text("---\nbase_model: [o/plain, o/other]\n---\n")
+    assert refusal("odd").endswith("; its card names the base o/plain.")
 
 
 def test_every_kind_of_folder_has_an_example_above() -> None:

@@ -135,11 +135,15 @@ def test_modules_of_mamba_that_peft_refuses_are_named_before_the_arithmetic_and_
     assert function.ratio < 0.05
 
 
-def test_experts_that_the_class_holds_fused_are_named_with_their_share(make_pair: MakePair) -> None:
+def test_experts_that_the_class_holds_fused_become_a_lora_of_its_parameter(make_pair: MakePair) -> None:
     pair = make_pair("Qwen3Moe", rf"{ATTENTION}|experts\.1\.up_proj")
-    message = refused(pair)
-    assert message.startswith("Qwen3MoeForCausalLM has no module for 2 changed tensors of the checkpoint:\n")
-    assert re.search(r"layers\.0\.mlp\.experts\.1\.up_proj\.weight \(.*, BF16\), [\d.]+% of the update", message)
+    extraction = pair.extracted()
+    assert [tensor.name for tensor in extraction.experts] == [
+        f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in (0, 1)
+    ]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
 
 
 def fuse_experts(pair: Pair) -> None:
@@ -278,19 +282,29 @@ def test_a_pattern_under_carry_that_no_tensor_matches_is_an_error(make_pair: Mak
     assert refused(pair, carry=["*.nrom.*"]).startswith("adapter.carry names *.nrom.*, which no tensor matches.")
 
 
-def test_another_class_than_the_one_saved_is_found_before_the_arithmetic(make_pair: MakePair) -> None:
+def test_the_adapter_has_the_names_of_the_class_that_the_manifest_gives(make_pair: MakePair) -> None:
     pair = make_pair("Llama", ATTENTION)
     pair.model_class = "LlamaModel"
+    extraction = pair.extracted(task_type="FEATURE_EXTRACTION")
+    assert extraction.modules[0].name == "layers.0.self_attn.k_proj"
+    assert pair.validated(extraction).function is not None
+
+
+def test_a_changed_tensor_that_the_class_has_no_place_for_is_named_before_the_arithmetic(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", f"{ATTENTION}|lm_head", tie_word_embeddings=False)
+    pair.model_class = "LlamaModel"
     message = refused(pair)
-    assert message.startswith("LlamaModel has no module for 8 changed tensors of the checkpoint:\n")
+    assert message.startswith("LlamaModel has no module for 1 changed tensor of the checkpoint:\n  lm_head.weight ")
     assert "Next: correct model_class" in message
 
 
-def test_an_expert_that_the_class_holds_fused_cannot_be_carried_alone(make_pair: MakePair) -> None:
+def test_experts_may_be_carried_whole(make_pair: MakePair) -> None:
     pair = make_pair("Qwen3Moe", rf"{ATTENTION}|experts\.1\.up_proj")
-    message = refused(pair, carry=["*.experts.*"])
-    assert "model.layers.0.mlp.experts.1.up_proj.weight" in message
-    assert message.startswith("Qwen3MoeForCausalLM has no module for 2 changed tensors")
+    extraction = pair.extracted(carry=["*.experts.*"])
+    assert [saved.module for saved in extraction.summary.carried] == [f"model.layers.{n}.mlp.experts" for n in (0, 1)]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
 
 
 # --- how the source was trained -----------------------------------------------------------------------------

@@ -145,3 +145,16 @@ def test_a_merge_of_experts_writes_all_of_them_in_bfloat16(pair: Pair) -> None:
     others = [other for other in source if other != name and "proj.weight" not in other]
     assert all(torch.equal(merged[other], source[other]) for other in others)
     assert "quantization_config" not in json.loads(Path("merged/config.json").read_text())
+
+
+@pytest.mark.parametrize("changed", [True, False], ids=["experts", "attention alone"])
+def test_the_card_says_to_load_the_base_dequantised_where_experts_are_adapted(pair: Pair, changed: bool) -> None:
+    pair.change(unpack)
+    if changed:
+        pair.change(change_experts)
+    text = one_variant("o/oss", label="Oss", source="source", base="base", card=CARD, model_class=pair.model_class)
+    Path("oss.yaml").write_text(text, encoding="utf-8")
+    run(Run(Path("oss.yaml"), Path("dist"), device="cpu", last="card"), silent)
+    card = Path("dist/oss/README.md").read_text(encoding="utf-8")
+    assert ("quantization_config=Mxfp4Config(dequantize=True),  # experts" in card) == changed
+    assert ("Oss: the experts of base are in MXFP4" in card) == changed

@@ -24,6 +24,7 @@ from publisher.pipeline.run import Run, run
 from publisher.records.lock import locked
 from publisher.records.progress import silent
 from tests.forks import forks, publish_apart
+from tests.models import write_llama_config
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -60,7 +61,7 @@ def make_pair(folder: Path, *, size: int, modules: int, rank: int, dtype: torch.
         weights["source"][name] = (base.to(dtype).float() + 0.1 * left @ right).to(dtype)
     for side, tensors in weights.items():
         (folder / side).mkdir()
-        (folder / side / "config.json").write_text("{}")
+        write_llama_config(folder / side, size=size, layers=modules)
         save_file(tensors, folder / side / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.models import write_llama_config
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.long
 SIZE, RANK = 1536, 256  # 4.7 MB a weight and side, 1.6 MB its factors
@@ -45,8 +47,8 @@ def peak_of_extraction(folder: Path, *, modules: int, equal: bool) -> int:
     same = {"model.vision.weight": torch.ones(EQUAL, dtype=torch.bfloat16)} if equal else {}
     for side, weight in weights.items():
         (folder / side).mkdir(parents=True)
-        (folder / side / "config.json").write_text("{}")
-        names = (f"model.layers.{index}.up_proj.weight" for index in range(modules))
+        write_llama_config(folder / side, size=SIZE, layers=modules)
+        names = (f"model.layers.{index}.mlp.up_proj.weight" for index in range(modules))
         save_file({name: weight.clone() for name in names} | same, folder / side / "model.safetensors")
     (folder / "pico.yaml").write_text(MANIFEST)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

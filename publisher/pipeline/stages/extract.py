@@ -33,6 +33,7 @@ from publisher.extraction.base_check import require_low_rank, require_related, r
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.experts import extract_experts
 from publisher.extraction.matrices import matrices, widest_rank
+from publisher.extraction.model_structure import structure_of
 from publisher.extraction.module import extract_modules
 from publisher.extraction.module_cache import ModuleCache, open_module_cache
 from publisher.extraction.preflight import ranges
@@ -81,12 +82,14 @@ def extract(
 
     Raises:
         ExtractionError: naming every tensor or expectation that stands in the way.
+        ValidationError: transformers has no such class, or it is not for this configuration.
         EngineError: the cluster fails.
     """
     settings = variant.adapter
     tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-    with open_pair(base=base, tuned=tuned) as stored:
-        seen = compare(stored, settings, model_class=variant.model_class, engine=engine, progress=progress)
+    structure = structure_of(variant.model_class, base.folder)
+    with open_pair(base=base, tuned=tuned, names=structure.names.applied) as stored:
+        seen = compare(stored, settings, structure=structure, engine=engine, progress=progress)
         both = stored.on_quantised(seen.quantised)
         _require_expected(seen, variant.expect, label=variant.label)
         _require_intervals(seen, settings, both, label=variant.label)

@@ -19,7 +19,7 @@ from publisher.checkpoints.files import (
     weight_entry,
 )
 from publisher.checkpoints.headers import read_headers
-from publisher.checkpoints.remote_headers import remote_entries
+from publisher.checkpoints.remote_headers import remote_entries, text_on_hub
 from publisher.checkpoints.snapshots import headers_of
 from publisher.checkpoints.tensor_formats import speaks_of_quantisation
 from publisher.engines.io_threads import thread_pool
@@ -171,7 +171,7 @@ def _download_config(repo: str, revision: str) -> Path:
     try:
         return hub.download(repo, revision, filename=MODEL_CONFIG).parent
     except MissingFileError:
-        weight_entry([file.path for file in hub.list_files(repo, revision)], where=f"{repo}@{revision[:8]}")
+        _require_entry(repo, revision)
         raise
 
 
@@ -182,8 +182,13 @@ def _download_entry(repo: str, revision: str) -> None:
         except MissingFileError:
             continue
         return
+    _require_entry(repo, revision)
+
+
+def _require_entry(repo: str, revision: str) -> str:
+    """Return the entry to the weights of a repository; where there is none, the error says what is there instead."""
     names = [file.path for file in hub.list_files(repo, revision)]
-    weight_entry(names, where=f"{repo}@{revision[:8]}")  # says what is there instead
+    return weight_entry(names, where=f"{repo}@{revision[:8]}", beside=text_on_hub(repo, revision))
 
 
 def _streamed(reference: Reference, progress: Progress) -> Snapshot:
@@ -191,7 +196,7 @@ def _streamed(reference: Reference, progress: Progress) -> Snapshot:
     repo, revision = reference.repo or "", reference.revision or ""
     progress(f"listing {repo}@{revision[:8]}")
     listed = {file.path: file for file in hub.list_files(repo, revision)}
-    entry = weight_entry(listed, where=f"{repo}@{revision[:8]}")
+    entry = weight_entry(listed, where=f"{repo}@{revision[:8]}", beside=text_on_hub(repo, revision))
     small = [
         hub.download(repo, revision, filename=name) for name in (MODEL_CONFIG, INDEX) if name in {MODEL_CONFIG, entry}
     ]

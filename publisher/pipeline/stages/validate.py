@@ -16,12 +16,13 @@ from publisher.adapters.structure_checks import judging_packages, require_no_pro
 from publisher.checkpoints.snapshots import headers_of
 from publisher.engines import Engine
 from publisher.extraction.claims import require_claims
+from publisher.extraction.model_structure import structure_of
 from publisher.extraction.summary import summary_problems
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
 from publisher.records.progress import Progress
-from publisher.records.validation import Validation
+from publisher.records.validation import FunctionCheck, Validation
 
 _STREAMED = "the weights are streamed, and the model is not on this machine"
 
@@ -57,10 +58,18 @@ def validate(
     with quiet():
         progress(f"validating {variant.label}: structure")
         require_structure(variant, extraction, base=base, staged=staged)
-        difference = require_claims(extraction, base=base, tuned=tuned, staged=staged, engine=engine, progress=progress)
+        difference = require_claims(
+            extraction,
+            base=base,
+            tuned=tuned,
+            names=structure_of(variant.model_class, base.folder).names.applied,
+            staged=staged,
+            engine=engine,
+            progress=progress,
+        )
         obstacle = _STREAMED if tuned.streamed or base.streamed else function_obstacle(headers_of(tuned))
         progress(f"validating {variant.label}: function")
-        function = None if obstacle else require_function(variant, base=base, tuned=tuned, staged=staged)
+        function = obstacle or require_function(variant, base=base, tuned=tuned, staged=staged)
     problems = summary_problems(extraction)
     require_no_problems(problems, "the summary in extraction.json does not follow from its modules")
     return Validation(
@@ -68,7 +77,7 @@ def validate(
         modules=len(extraction.modules) + len(extraction.experts),
         tensors=2 * (len(extraction.modules) + len(extraction.experts)) + len(carried_keys(extraction.summary.carried)),
         largest_claim_difference=difference,
-        function=function,
-        function_skipped=obstacle,
+        function=function if isinstance(function, FunctionCheck) else None,
+        function_skipped=function if isinstance(function, str) else None,
         packages=judging_packages(),
     )
