@@ -175,7 +175,8 @@ def _show_validation(variant: VariantOutcome, console: Console) -> None:
         return
     text = f"{variant.label}: PEFT loads all {seen.modules} modules, figures agree with extraction.json; "
     if seen.function is not None:
-        text += f"logits {percent(seen.function.ratio)} of the way from the source's to the base's"
+        compared, ratio = ", ".join(seen.function.outputs), percent(seen.function.ratio)
+        text += f"{compared} {ratio} of the way from the source's to the base's"
     else:
         text += f"logits not compared: {seen.function_skipped}"
     _say(text, console)

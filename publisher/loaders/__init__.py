@@ -25,12 +25,13 @@ def judge(subject: Subject, validation: Validation | None = None) -> tuple[Loade
         ValidationError: transformers has no class for this base.
     """
     from publisher.loaders import on_llama_cpp, on_mlx, on_peft, on_sglang, on_transformers, on_vllm
+    from publisher.loaders.parameters import judged
 
     return (
         on_peft.judge(subject, validation),
         on_transformers.judge(subject),
-        on_vllm.judge(subject),
-        on_sglang.judge(subject),
-        on_llama_cpp.judge(subject),
+        judged(on_vllm, subject, name="vLLM"),
+        judged(on_sglang, subject, name="SGLang"),
+        judged(on_llama_cpp, subject, name="llama.cpp"),
         on_mlx.judge(subject),
     )

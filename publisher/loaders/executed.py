@@ -26,6 +26,7 @@ from publisher.adapters.loading import (
     stand_in,
 )
 from publisher.adapters.peft_files import KEY_PREFIX
+from publisher.adapters.wrappers import stand_in_parameters
 from publisher.border.adapterconfig import reduced
 from publisher.errors import ValidationError, counted
 from publisher.loaders.finding import UNIFORM, changes_nothing, finding, repeated_factors, wrong_scales
@@ -58,6 +59,7 @@ def with_peft(subject: Subject, model: Any) -> Reached:
     """Load the adapter as `PeftModel.from_pretrained(model, folder)` does, and return what became of it."""
     with quiet():
         stand_in(model, _shapes(subject, model))
+        stand_in_parameters(model, subject.config.get("target_parameters") or ())
         try:
             loaded, _ = load_adapter(model, AdapterLocation(subject.folder), empty=True)
         except Exception as error:  # noqa: BLE001 - see the module's first words

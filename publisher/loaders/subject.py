@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.border.adapterconfig import reduced
+from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
 from publisher.border.safetensors_header import PEFT_DTYPES
 from publisher.checkpoints.files import read_config, read_json
 from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import TensorReader
-from publisher.errors import FetchError, ValidationError
+from publisher.errors import FetchError, UncheckablePatternError, ValidationError
 from publisher.extraction.model_structure import Structure, structure_of
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
@@ -119,6 +119,22 @@ class Subject:
         return {name: FactorShapes(halves.get("A"), halves.get("B")) for name, halves in found.items()}
 
     @cached_property
+    def wrapped(self) -> Mapping[str, tuple[str, ...]]:
+        """The modules of the file that are PEFT's wrappers of parameters, with the parameters that each may wrap."""
+        try:
+            return wrapping(self.config, self.factors)
+        except UncheckablePatternError:  # of whatever module has such a parameter: those that nest, and their holders
+            holders = {name.replace(".base_layer", "") for name in self.factors if ".base_layer" in name}
+            return {name: () for name in self.factors if name.replace(".base_layer", "") in holders}
+
+    @property
+    def headers_of_modules(self) -> dict[str, TensorHeader]:
+        """The headers without the factors of parameters."""
+        halves = {key: _HALF.fullmatch(key) for key in self.headers}
+        wrapped = {key for key, half in halves.items() if half and half[1].removeprefix(KEY_PREFIX) in self.wrapped}
+        return {key: header for key, header in self.headers.items() if key not in wrapped}
+
+    @cached_property
     def repeated(self) -> list[str]:
         """The keys of factors that another key of the file names too: with `default`, or without PEFT's prefix."""
         seen: set[tuple[str, str]] = set()
@@ -162,21 +178,27 @@ class Subject:
     def rank(self) -> int:
         """The largest rank, by configuration and tensors."""
         configured: list[int] = [self.config.get("r") or 0, *(self.config.get("rank_pattern") or {}).values()]
-        return max([*configured, *(factors.rank for factors in self.factors.values())])
+        tensors = (factors.rank for name, factors in self.factors.items() if name not in self.wrapped)
+        return max([*configured, *tensors])
 
     def scale_by_peft(self, name: str) -> float:
         """Return a module's scale by the rule of PEFT, whose format this is.
 
         It is alpha / r, or with use_rslora alpha / sqrt(r) (https://arxiv.org/abs/2312.03732); both have patterns.
         """
-        _, alphas = self._keys
         rank = self.config_rank(name)
-        alpha = _value(self.config, "alpha_pattern", key=alphas.key_for(name), default="lora_alpha")
+        alpha = _value(self.config, "alpha_pattern", key=self._key(1, name), default="lora_alpha")
         return float(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
 
     def config_rank(self, name: str) -> float:
-        """Return the rank that adapter_config.json gives the module."""
-        return _value(self.config, "rank_pattern", key=self._keys[0].key_for(name), default="r")
+        """Return the rank that adapter_config.json gives the module, or the parameter that it wraps."""
+        return _value(self.config, "rank_pattern", key=self._key(0, name), default="r")
+
+    def _key(self, field: int, name: str) -> str | None:
+        """Return the key of rank_pattern (0) or alpha_pattern (1) that a module or a wrapped parameter has."""
+        keys = self._keys[field]
+        found = [keys.key_for(one) for one in self.wrapped.get(name) or (name,)]
+        return next((key for key in found if key is not None), None)
 
     @cached_property
     def _keys(self) -> tuple[Keys, Keys]:

@@ -15,6 +15,7 @@ _BY_ENDING: Mapping[str, str] = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
+_SEQ2SEQ = ("ForConditionalGeneration", "MTModel")  # MarianMTModel
 
 
 def task_type_of(model_class: str, config: Mapping[str, Any]) -> str | None:
@@ -26,7 +27,7 @@ def task_type_of(model_class: str, config: Mapping[str, Any]) -> str | None:
     """
     if not _takes_text(model_class):
         return None
-    if model_class.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder") is True:
+    if model_class.endswith(_SEQ2SEQ) and config.get("is_encoder_decoder") is True:
         return "SEQ_2_SEQ_LM"
     return next((task for ending, task in _BY_ENDING.items() if model_class.endswith(ending)), "FEATURE_EXTRACTION")
 

@@ -10,7 +10,8 @@ class FunctionCheck(Record):
 
     Attributes:
         dtype: dtype of the forward passes.
-        inputs: shape of each input, by the name of the class's argument; all logits of them are compared.
+        inputs: shape of each input, by the name of the class's argument.
+        outputs: names of what is compared, whole: `logits`, or what the class has in their place.
         distance: |logits(base + adapter) - logits(source)|, Frobenius.
         base_distance: |logits(base) - logits(source)|, Frobenius.
         ratio: distance / base_distance; 0 is perfect, 1 means the adapter changes nothing.
@@ -19,6 +20,7 @@ class FunctionCheck(Record):
 
     dtype: str
     inputs: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
     distance: Figure
     base_distance: Figure
     ratio: Figure

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from publisher.adapters.loading import AdapterLocation, load_adapter, quiet
 from publisher.adapters.merged_checkpoint import open_inputs, write_merged
 from publisher.errors import ExtractionError, ValidationError
+from publisher.loaders import judge
+from publisher.loaders.subject import Base, read_subject
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 from publisher.records.progress import silent
@@ -333,6 +335,22 @@ def test_experts_stored_one_by_one_in_fp8_are_dequantised(make_pair: MakeExperts
     scales = after.get(f"{name}_scale_inv", torch.ones(1, 1)).repeat_interleave(16, 0).repeat_interleave(16, 1)
     found = after[name].float() * (scales if again_fp8 else 1)
     assert float((found - source[name].float()).norm() / source[name].float().norm()) < 0.05
+
+
+def test_loaders_whose_rules_were_read_for_modules_are_told_nothing_of_experts(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        add_rounded(model.model.layers[0].self_attn.o_proj.weight, rank=2)
+
+    for pair in (make_experts("MixtralForCausalLM"), make_experts("MixtralForCausalLM", change)):
+        pair.extracted(layout="uniform")
+        subject = read_subject(pair.staged, Base(pair.base, pair.model_class))
+        told = {one.loader: (one.loads, one.scale) for one in judge(subject)}
+        assert told["PEFT"] == told["transformers"] == ("yes", "right")
+        assert told["vLLM"] == ("not told", "not told")
+        assert told["SGLang"][0] != "yes"
+        assert told["llama.cpp"] == ("not told", "not told")
+    assert subject.rank == 5
 
 
 def test_experts_of_a_base_in_float32_are_found_at_their_ranks(make_experts: MakeExperts) -> None:

@@ -58,7 +58,9 @@ def test_the_task_type_of_a_new_manifest_works_in_peft(name: str) -> None:
     model = built(CASES[name])
     inputs = next(found for found in inputs_for(model) if computes(model, found))
     leaf = next(
-        one for one, module in model.named_modules() if isinstance(module, torch.nn.Linear) and "head" not in one
+        one
+        for one, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | transformers.pytorch_utils.Conv1D) and "head" not in one
     )
     task = task_type_of(CASES[name].model_class, model.config.to_dict())
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[leaf.rpartition(".")[2]], task_type=task))
