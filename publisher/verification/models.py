@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from publisher.adapters.loading import AdapterLocation, class_named, load_adapter, quiet
+from publisher.adapters.quantised_model import set_quantised
 from publisher.checkpoints.files import companions
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.wrappers import key_mapping
@@ -133,6 +134,8 @@ def _no_memory(error: torch.OutOfMemoryError) -> VerificationError:
 
 def _adapted(base: Any, model: Model) -> Any:
     """Return the base with its FP8 values, where they are asked for, and the adapter on it."""
+    if model.base is not None:
+        set_quantised(base, model.base.quantised)
     if model.fp8 is not None:
         emulate(base, model.fp8)
     if model.adapter is None:
