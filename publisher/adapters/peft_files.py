@@ -13,7 +13,7 @@ import torch
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import ExpertTensor, ModuleExtraction, ModuleFigures, SavedModule
+from publisher.records.extraction import ExpertTensor, ModuleExtraction, ModuleFigures, SavedModule, TokenRows
 
 KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
 
@@ -44,6 +44,7 @@ def adapter_config(
     rank: int,
     base: Checkpoint,
     carried: Sequence[SavedModule] = (),
+    token_rows: Sequence[TokenRows] = (),
     experts: Sequence[ExpertTensor] = (),
 ) -> dict[str, object]:
     """Return adapter_config.json as PEFT reads it: full module names, and a scaling of 1 in every module.
@@ -58,6 +59,7 @@ def adapter_config(
         rank: the adapter's `r`.
         base: that the adapter is for.
         carried: the modules that the adapter holds whole, PEFT's modules_to_save.
+        token_rows: the tables of which the adapter holds some rows, PEFT's trainable_token_indices.
         experts: the parameters of experts, PEFT's target_parameters.
 
     Returns:
@@ -66,10 +68,12 @@ def adapter_config(
     alphas = {module.name: module.alpha for module in modules} | {tensor.name: tensor.alpha for tensor in experts}
     narrow = {name: alpha for name, alpha in alphas.items() if alpha != rank}
     wrapped = {"target_parameters": [tensor.name for tensor in experts]} if experts else {}
+    rows = {"trainable_token_indices": {table.module: list(table.rows) for table in token_rows}} if token_rows else {}
     tied = {"ensure_weight_tying": True} if any(module.tied for module in carried) else {}
     return {
         **tied,
         **wrapped,
+        **rows,
         "peft_type": "LORA",
         "task_type": task_type,
         "base_model_name_or_path": base.name,
@@ -110,6 +114,11 @@ def carried_keys(carried: Sequence[SavedModule]) -> dict[str, str]:
         for holder in (module.module, *module.tied)
         for name in module.tensors
     }
+
+
+def token_row_keys(token_rows: Sequence[TokenRows]) -> dict[str, TokenRows]:
+    """Return each key of the file for rows of a table, with the table; a tied one has no key of its own."""
+    return {f"{KEY_PREFIX}{table.module}.token_adapter.trainable_tokens_delta": table for table in token_rows}
 
 
 def write_adapter(

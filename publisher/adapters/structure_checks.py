@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
 from publisher.adapters.parameters import expert_shapes
-from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
+from publisher.adapters.peft_files import KEY_PREFIX, carried_keys, token_row_keys
 from publisher.errors import ValidationError, listed
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
@@ -69,7 +69,8 @@ def require_tensors(extraction: Extraction, staged: Path) -> None:
     """
     expected = {key: shape for module in extraction.modules for key, shape in factor_shapes(module).items()}
     expected |= {key: shape for tensor in extraction.experts for key, shape in expert_shapes(tensor).items()}
-    every = expected.keys() | carried_keys(extraction.summary.carried).keys()
+    stored = carried_keys(extraction.summary.carried).keys() | token_row_keys(extraction.summary.token_rows).keys()
+    every = expected.keys() | stored
     with safe_open(staged / ADAPTER, framework="pt") as file:
         problems = [f"{key} is missing" for key in sorted(every - set(file.keys()))]
         problems += [f"{key} belongs to no module" for key in sorted(set(file.keys()) - every)]

@@ -138,6 +138,7 @@ def recorded_config(adapter: Adapter) -> str:
         rank=widest_rank(modules, experts),
         base=base,
         carried=extraction.summary.carried,
+        token_rows=extraction.summary.token_rows,
         experts=experts,
     )
     fields = sorted(found.keys() | expected.keys())

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from publisher.adapters.loading import merged_by_peft
 from publisher.adapters.parameters import unpacked
-from publisher.adapters.peft_files import carried_keys
+from publisher.adapters.peft_files import carried_keys, token_row_keys
 from publisher.adapters.residual import Residual
 from publisher.adapters.structure_checks import factor_shapes, require_no_problems
 from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
@@ -95,6 +95,11 @@ def require_claims(
         for key, name in carried_keys(extraction.summary.carried).items():
             if not torch.equal(adapter.get_tensor(key), both.readers.tuned.read(name)):
                 problems.append(f"{key} is not the source's {name}")
+        for key, table in token_row_keys(extraction.summary.token_rows).items():
+            if not torch.equal(
+                adapter.get_tensor(key), both.readers.tuned.read(f"{table.module}.weight")[list(table.rows)]
+            ):
+                problems.append(f"{key} does not hold the source's rows of {table.module}")
     require_no_problems(problems, "base + adapter differs from what extraction.json claims")
     return max((checked.difference for checked in found.values()), default=0.0)
 

@@ -6,7 +6,7 @@ tensors out or carries them whole; each with one report that names them all.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,20 +14,18 @@ import torch
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
-from publisher.errors import ExtractionError, counted, listed
-from publisher.extraction.adaptable import Obstacle, is_adaptable, obstacle_of
+from publisher.errors import ExtractionError
+from publisher.extraction.adaptable import Obstacle, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
+from publisher.extraction.forms import Forms, choice_of, forms_of
 from publisher.extraction.model_structure import Structure
-from publisher.extraction.modules_to_save import is_storable, modules_to_save
-from publisher.extraction.preflight import layers_of, preflight, selected
+from publisher.extraction.preflight import layers_of, preflight
 from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
 from publisher.extraction.tied_copies import without_tied_copies
-from publisher.manifest.fields import AUTO
 from publisher.manifest.schema import AdapterSettings
-from publisher.manifest.task_types import heads_of
 from publisher.records.checkpoint import QuantisedBase
-from publisher.records.extraction import DifferentTensor, SavedModule
+from publisher.records.extraction import DifferentTensor, SavedModule, TokenRows
 from publisher.records.progress import Progress
 
 
@@ -48,6 +46,7 @@ class Comparison:
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
         labels: of the head that is stored whole, where the base's config.json says otherwise.
+        token_rows: tables of which some rows differ, which are stored.
         quantised: the quantisation of the base that the fine-tune was merged into; of those tensors, equal are those
             that are the dequantised base.
     """
@@ -64,6 +63,7 @@ class Comparison:
     mxfp4: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     labels: int | None = None
+    token_rows: tuple[TokenRows, ...] = ()
 
     @property
     def adapted(self) -> tuple[str, ...]:
@@ -71,28 +71,6 @@ class Comparison:
         return (*self.changed, *self.experts)
 
     quantised: QuantisedBase | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """Names of the tensors that differ, by what becomes of them.
-
-    Attributes:
-        every: all that differ.
-        ignored: those that the manifest leaves out.
-        whole: modules that are stored whole, with all their tensors.
-        changed: the rest, which are for a LoRA.
-    """
-
-    every: tuple[str, ...]
-    ignored: tuple[str, ...]
-    whole: Mapping[str, tuple[str, ...]]
-    changed: tuple[str, ...]
-
-    @property
-    def saved(self) -> tuple[str, ...]:
-        """The tensors of all modules that are stored whole."""
-        return tuple(name for tensors in self.whole.values() for name in tensors)
 
 
 def compare(
@@ -115,7 +93,7 @@ def compare(
     """
     both = without_tied_copies(both, structure.names.tied)
     base, tuned = both.headers
-    choice = _choice_of(settings, both, structure=structure)
+    choice = choice_of(settings, both, structure=structure)
     optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
     mismatched = preflight(base=base, tuned=tuned, ignored=choice.ignored, optional=optional | choice.stored_anyway)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
@@ -125,7 +103,7 @@ def compare(
         both = both.on_quantised(quantised)
         adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
         different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
-    found = _sorted(different, both, choice, structure=structure)
+    found = forms_of(different, both, choice, structure=structure)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)
     obstacle = obstacle_of(changed, found.saved, tuned, structure=structure)
@@ -147,6 +125,10 @@ def compare(
             _saved(module, tensors, both, squares=squares, tied=structure.tied.get(module, ()))
             for module, tensors in found.whole.items()
         ),
+        token_rows=tuple(
+            _token_rows(name, rows, both, tied=structure.tied.get(name.removesuffix(".weight"), ()))
+            for name, rows in found.rows.items()
+        ),
         transposed=_transposed(found.changed, structure),
         fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
         mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
@@ -156,93 +138,7 @@ def compare(
     )
 
 
-def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]]:
-    return {name: [side[name] for side in sides if name in side] for name in {key for side in sides for key in side}}
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What the manifest and the task type say of tensors that a LoRA cannot hold.
-
-    Attributes:
-        ignored: tensors that are left out.
-        carried: tensors whose modules are stored whole where they differ; None where this tool chooses.
-        heads: modules that are stored whole in any case.
-        stored_anyway: tensors of these modules, and those that the base lacks or has otherwise: they need none there.
-    """
-
-    ignored: frozenset[str]
-    carried: frozenset[str] | None
-    heads: frozenset[str]
-    stored_anyway: frozenset[str]
-
-
-def _choice_of(settings: AdapterSettings, both: CheckpointPair, *, structure: Structure) -> _Choice:
-    base, tuned = both.headers
-    ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
-    carried = None
-    if settings.carry != AUTO:
-        carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
-    heads = heads_of(settings.task_type, structure.every)
-    alone = {name for name in tuned if name not in base or base[name].shape != tuned[name].shape}
-    alone = {name for name in alone - ignored if name in structure.names.parameters and is_storable(name, structure)}
-    of_heads = {name for name in {*tuned, *base} if any(name.startswith(f"{head}.") for head in heads)}
-    stored = of_heads | (alone if carried is None else alone & carried)
-    return _Choice(ignored, carried, heads, frozenset(stored))
-
-
-def _sorted(different: tuple[str, ...], both: CheckpointPair, choice: _Choice, *, structure: Structure) -> _Sorted:
-    tuned = both.headers.tuned
-    kept = [name for name in different if name not in choice.ignored]
-    if choice.carried is None:
-        chosen = [
-            name for name in kept if not is_adaptable(name, tuned[name], structure) and is_storable(name, structure)
-        ]
-    else:
-        chosen = [name for name in kept if name in choice.carried]
-    chosen += [name for name in choice.stored_anyway if name in tuned]
-    whole = modules_to_save(chosen, choice.heads, tuned, structure=structure)
-    saved = {name for tensors in whole.values() for name in tensors}
-    _require_none_ignored(saved & choice.ignored - _equal_tensors(both, different))
-    changed = tuple(name for name in kept if name not in saved)
-    _require_change(changed, different, whole)
-    return _Sorted(different, tuple(name for name in different if name in choice.ignored), whole, changed)
-
-
-def _equal_tensors(both: CheckpointPair, different: Collection[str]) -> set[str]:
-    base, tuned = both.headers
-    return {name for name in base.keys() & tuned.keys() if base[name].shape == tuned[name].shape} - set(different)
-
-
-def _require_none_ignored(names: Collection[str]) -> None:
-    if names:
-        raise ExtractionError(
-            f"adapter.ignore leaves out tensors of modules that are stored whole:\n{listed(sorted(names))}\n",
-            expected="modules that are stored with all their tensors, since PEFT replaces a module as a whole",
-            next_step="name all tensors of these modules under adapter.ignore, or none",
-        )
-
-
-def _require_change(changed: Sequence[str], different: Sequence[str], whole: Collection[str]) -> None:
-    if changed:
-        return
-    next_step = "correct adapter.ignore in the manifest"
-    if whole and different:
-        found = f"all that differs is stored whole, in {counted(len(whole), 'module')}"
-        next_step = "publish these modules as they are, or correct adapter.carry in the manifest"
-    elif different:
-        found = f"adapter.ignore leaves out everything that differs ({counted(len(different), 'tensor')})"
-    else:
-        found = "base and source are equal in every tensor"
-        next_step = "correct source or base in the manifest"
-    raise ExtractionError(
-        f"{found}, so there is nothing to publish",
-        expected="a source whose linear weights differ from the base's",
-        next_step=next_step,
-    )
-
-
-def _all_named(found: _Sorted, obstacle: Obstacle) -> list[str]:
+def _all_named(found: Forms, obstacle: Obstacle) -> list[str]:
     """Return all tensors that differ, and those of the obstacle that do not: of a module stored whole."""
     return list(dict.fromkeys([*found.every, *obstacle.names]))
 
@@ -286,4 +182,15 @@ def _saved(
         tied=tied,
         parameters=elements * (1 + len(tied)),
         norm=math.sqrt(sum(squares[name] for name in tensors)) if squares.keys() >= set(tensors) else None,
+    )
+
+
+def _token_rows(name: str, rows: tuple[int, ...], both: CheckpointPair, *, tied: tuple[str, ...]) -> TokenRows:
+    base, tuned = (reader.read(name)[list(rows)].float() for reader in both.readers)
+    return TokenRows(
+        module=name.removesuffix(".weight"),
+        rows=rows,
+        tied=tied,
+        parameters=tuned.numel(),
+        norm=float(torch.linalg.vector_norm((tuned - base).double())),
     )

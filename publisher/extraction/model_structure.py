@@ -28,6 +28,7 @@ class Structure:
         refused: linear modules that PEFT takes no LoRA for.
         tied: for a module that shares its weight, the others that do.
         shapes: (out, in) of each linear module's weight, however it is stored.
+        tables: embeddings, (tokens, width).
         kinds: of each module the name of its class, as `Linear` or `MixtralExperts`.
         names: what the class calls the tensors of a checkpoint.
         wrappable: parameters that are linear weights and no module's, such as stacked experts; for each, whether its
@@ -42,6 +43,7 @@ class Structure:
     refused: frozenset[str]
     tied: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, int]]
+    tables: frozenset[str]
     kinds: Mapping[str, str]
     names: "ClassNames"
     wrappable: Mapping[str, bool]
@@ -93,6 +95,7 @@ def structure_of(model_class: str, folder: Path, *, head_of: Path | None = None)
         tied={name: tuple(other for other in group if other != name) for group in sharing.values() for name in group},
         shapes={name: tuple(modules[name].weight.shape) for name in linear}
         | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
+        tables=frozenset(name for name, module in modules.items() if isinstance(module, torch.nn.Embedding)),
         kinds={name: type(module).__name__ for name, module in modules.items()},
         names=ClassNames.of(model),
         wrappable={

@@ -27,6 +27,7 @@ from publisher.records.extraction import (
     RankCount,
     RecoverySummary,
     Spread,
+    StoredRows,
 )
 from publisher.records.filenames import EXPORTS, RESIDUAL
 
@@ -75,6 +76,7 @@ def summarise(
         fp8=seen.fp8,
         mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
+        token_rows=tuple(StoredRows.of(rows, total=total) for rows in seen.token_rows),
         labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
@@ -150,6 +152,7 @@ def _whole_update(fits: Sequence[Matrix], seen: Comparison) -> float:
     """Return the squared norm of everything that differs: in the adapter's factors, stored whole, or left out."""
     adapted = sum(fit.update for fit in fits)
     carried = sum(module.norm**2 for module in seen.saved if module.norm is not None)
+    carried += sum(rows.norm**2 for rows in seen.token_rows)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
@@ -196,6 +199,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         mxfp4=summary.mxfp4,
         experts=tuple(experts),
         labels=summary.labels,
+        token_rows=summary.token_rows,
     )
 
 

@@ -153,3 +153,24 @@ def _same_bytes(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     places = (size * ours.itemsize for size in (ours.numel(), ours.storage_offset(), theirs.storage_offset()))
     word = torch.uint8 if any(place % 8 for place in places) else torch.int64  # at twice the speed
     return torch.equal(ours.view(word), theirs.view(word))
+
+
+def changed_rows(name: str, readers: Sides[Reader], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rows of a matrix that differ, in order.
+
+    Args:
+        name: of the tensor.
+        readers: of both sides.
+        shape: (rows, columns) of the matrix in both.
+
+    Returns:
+        The numbers of the rows, from 0.
+    """
+    rows, columns = shape
+    step = max(1, BLOCK // columns)
+    blocks = zip(*(reader.blocks(name, step * columns) for reader in readers), strict=True)
+    found = list[int]()
+    for start, (base, tuned) in zip(range(0, rows, step), blocks, strict=True):
+        unlike = (base.to(tuned.dtype) != tuned).reshape(-1, columns).any(dim=1)
+        found += (unlike.nonzero().reshape(-1) + start).tolist()
+    return tuple(found)

@@ -329,6 +329,39 @@ class SavedModule(Record):
     norm: Figure | None
 
 
+class TokenRows(Record):
+    """A table of which some rows differ: the adapter holds these, as the fine-tune has them.
+
+    Attributes:
+        module: the table's full name; PEFT's `trainable_token_indices` names it.
+        rows: the numbers of the rows, which are token ids, in order.
+        tied: further modules of the class that share the table and get the same rows.
+        parameters: elements stored.
+        norm: Frobenius norm of tuned minus base.
+    """
+
+    module: TensorName
+    rows: Each[Count]
+    tied: Each[TensorName]
+    parameters: Count
+    norm: Figure
+
+
+class StoredRows(TokenRows):
+    """Rows of a table that the adapter holds, and how much of the update that is.
+
+    Attributes:
+        share: of the squared norm of all differences.
+    """
+
+    share: Figure
+
+    @classmethod
+    def of(cls, rows: TokenRows, *, total: float) -> Self:
+        """Return the entry of a table, where `total` is the squared norm of all differences."""
+        return cls(**dict(rows), share=rows.norm**2 / total)
+
+
 class Carried(SavedModule):
     """A module that the adapter holds whole, and how much of the update that is.
 
@@ -382,6 +415,7 @@ class ExtractionSummary(Record):
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
         carried: modules that are stored whole: by the manifest's `adapter.carry`, or as the head of the task type.
+        token_rows: tables of which the adapter holds some rows.
         labels: of that head, where the base's config.json says otherwise.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
@@ -408,6 +442,7 @@ class ExtractionSummary(Record):
     tensors_base_only: Each[str]
     left_out: Each[LeftOut]
     carried: Each[Carried] = ()
+    token_rows: Each[StoredRows] = Field(default=(), exclude_if=lambda rows: not rows)
     labels: Count | None = Field(default=None, exclude_if=lambda labels: labels is None)
     fp8: Each[str] = ()
     mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)

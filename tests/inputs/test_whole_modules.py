@@ -14,6 +14,7 @@ import publisher
 from publisher.adapters.loading import quiet
 from publisher.errors import ExtractionError
 from publisher.manifest.new import new_manifest
+from publisher.pipeline.merge import Request, merge
 from publisher.pipeline.run import Run, run
 from publisher.records.extraction import Extraction
 from publisher.records.loaders import Loaders
@@ -181,3 +182,44 @@ def any_carry(value: Any) -> Any:
 def test_a_carry_is_auto_or_a_list() -> None:
     assert any_carry("auto") == "auto"
     assert any_carry(["*.norm.*"]) == ("*.norm.*",)
+
+
+# --- rows of a table ----------------------------------------------------------------------------------------
+
+
+def moved(*rows: int, name: str = "model.embed_tokens.weight") -> Callable[[Weights], None]:
+    def move(weights: Weights) -> None:
+        weights[name][list(rows)] += 0.5
+
+    return move
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_few_rows_of_the_embedding_are_stored_as_token_indices(place: Path, make_pair: MakePair, tied: bool) -> None:
+    pair = make_pair("Llama", QUERY, tie_word_embeddings=tied)
+    assert pair.folder == place
+    pair.change(moved(3, 17, 60))
+    manifest = new_manifest(base="base", tuned="source")
+    Path("m.yaml").write_text(manifest.replace("layout: pattern", "carry: auto\n      layout: pattern"))
+    run(Run(Path("m.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
+    extraction = Extraction.read(STAGED / "extraction.json")
+    (table,) = extraction.summary.token_rows
+    assert (table.module, table.rows) == ("model.embed_tokens", (3, 17, 60))
+    assert table.tied == (("lm_head",) if tied else ())
+    assert extraction.summary.carried == ()
+    weights = load_file(STAGED / "adapter_model.safetensors")
+    stored = weights["base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"]
+    assert torch.equal(stored, load_file("source/model.safetensors")["model.embed_tokens.weight"][[3, 17, 60]])
+    assert "as `trainable_token_indices`: 3 of them" in (STAGED / "README.md").read_text()
+    assert [check.name for check in publisher.audit(STAGED, device="cpu", deep=True).failed] == []
+    merge(Request(Path("m.yaml"), Path("dist"), None, Path("merged")), silent)
+    merged, source = (load_file(f"{folder}/model.safetensors") for folder in ("merged", "source"))
+    assert torch.equal(merged["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
+
+
+def test_a_table_of_which_most_rows_differ_is_stored_whole(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", QUERY)
+    pair.change(moved(*range(40)))
+    extraction = pair.extracted(carry="auto")
+    assert extraction.summary.token_rows == ()
+    assert [module.module for module in extraction.summary.carried] == ["model.embed_tokens"]

@@ -21,7 +21,7 @@ import torch
 from publisher.adapters.exports import require_exportable, write_exports
 from publisher.adapters.loading import parameter_keys
 from publisher.adapters.parameters import planned_experts
-from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
+from publisher.adapters.peft_files import adapter_config, carried_keys, token_row_keys, write_adapter
 from publisher.adapters.residual import planned_residuals
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
@@ -49,6 +49,7 @@ from publisher.records.extraction import (
     ModuleFigures,
     SavedModule,
     Settings,
+    TokenRows,
     Tools,
 )
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION, RESIDUAL
@@ -109,6 +110,7 @@ def extract(
             _placed(figures, seen, uniform=uniform),
             _placed_experts(experts, seen, uniform=uniform, model_class=variant.model_class, config=base.folder),
             saved=seen.saved,
+            token_rows=seen.token_rows,
             both=both,
             cache=cache,
         )
@@ -284,6 +286,7 @@ class _Adapter:
         modules: in the adapter's layout.
         experts: parameters of experts, in the same layout.
         saved: modules that are stored whole.
+        token_rows: tables of which some rows are stored.
         both: the checkpoints, of which whole modules are read.
         cache: where the modules' factors are.
     """
@@ -292,6 +295,7 @@ class _Adapter:
     modules: tuple[ModuleExtraction, ...]
     experts: tuple[ExpertTensor, ...]
     saved: tuple[SavedModule, ...]
+    token_rows: tuple[TokenRows, ...]
     both: CheckpointPair
     cache: ModuleCache
 
@@ -303,6 +307,7 @@ class _Adapter:
             rank=widest_rank(self.modules, self.experts),
             base=self.both.snapshots.base.checkpoint,
             carried=self.saved,
+            token_rows=self.token_rows,
             experts=self.experts,
         )
         write_text(staged / ADAPTER_CONFIG, canonical_json(config))
@@ -311,7 +316,8 @@ class _Adapter:
             self.modules,
             dtype=ADAPTER_DTYPES[self.settings.dtype],
             load=self.cache.factors,
-            carried={key: self._whole(name) for key, name in carried_keys(self.saved).items()},
+            carried={key: self._whole(name) for key, name in carried_keys(self.saved).items()}
+            | {key: self._rows(table) for key, table in token_row_keys(self.token_rows).items()},
             experts={key: tensor for one in self.experts for key, tensor in self._experts(one).items()},
         )
         (staged / RESIDUAL).unlink(missing_ok=True)
@@ -325,7 +331,19 @@ class _Adapter:
         load = partial(self.cache.expert_factors, tensor)
         return planned_experts(tensor, load, dtype=ADAPTER_DTYPES[self.settings.dtype])
 
+    def _rows(self, table: TokenRows) -> Planned:
+        """Return rows of a table of the tuned checkpoint, which are read when they are written."""
+        header = self.both.headers.tuned[f"{table.module}.weight"]
+        shape = (len(table.rows), header.shape[1])
+        return Planned(
+            shape, torch_dtype(header), lambda: self.both.readers.tuned.read(f"{table.module}.weight")[list(table.rows)]
+        )
+
     def _whole(self, name: str) -> Planned:
         """Return a tensor of the tuned checkpoint that is read when it is written."""
         header = self.both.headers.tuned[name]
         return Planned(header.shape, torch_dtype(header), partial(self.both.readers.tuned.read, name))
+
+
+def _rows_of(table: TokenRows, both: CheckpointPair) -> torch.Tensor:
+    return both.readers.tuned.read(f"{table.module}.weight")[list(table.rows)]

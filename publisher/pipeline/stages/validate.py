@@ -75,7 +75,9 @@ def validate(
     return Validation(
         path=variant.path,
         modules=len(extraction.modules) + len(extraction.experts),
-        tensors=2 * (len(extraction.modules) + len(extraction.experts)) + len(carried_keys(extraction.summary.carried)),
+        tensors=2 * (len(extraction.modules) + len(extraction.experts))
+        + len(carried_keys(extraction.summary.carried))
+        + len(extraction.summary.token_rows),
         largest_claim_difference=difference,
         function=function if isinstance(function, FunctionCheck) else None,
         function_skipped=function if isinstance(function, str) else None,
