@@ -16,6 +16,8 @@ from pathlib import Path
 from publisher.adapters.class_names import ClassNames
 from publisher.adapters.loading import configuration, empty_model
 from publisher.adapters.merging import MergeInputs, replacements
+from publisher.border.files import regular_files
+from publisher.checkpoints.companion_files import MODULES, going_along, module_folders
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.nf4_reader import quantised_headers
@@ -31,7 +33,6 @@ from publisher.records.lock import locked
 from publisher.records.merged import Merged
 from publisher.records.progress import Progress
 
-_NOT_COPIED = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth", ".ckpt"})
 _QUANTISATION = "quantization_config"
 
 
@@ -132,24 +133,22 @@ def _restored_share(inputs: MergeInputs, *, again_fp8: bool) -> float | None:
 
 def _write(shards: Mapping[str, RewrittenFile], base: Path, *, out: Path, progress: Progress) -> None:
     """Write every file into a folder beside `out`, which takes its name when all of them are on disk."""
-    others = [file for file in sorted(base.iterdir()) if _is_copied(file)]
-    size = sum(shard.size for shard in shards.values()) + sum(file.stat().st_size for file in others)
+    links = (file for file in base.iterdir() if file.is_symlink() and file.is_file())  # the publisher's own
+    paths = {file.relative_to(base).as_posix() for file in (*regular_files(base), *links)}
+    others = [path for path in going_along(paths, module_folders(base / MODULES)) if path != CARD]
+    size = sum(shard.size for shard in shards.values()) + sum((base / path).stat().st_size for path in others)
     with _becoming(out, size=size) as folder:
-        for file in others:
-            shutil.copyfile(file, folder / file.name)
+        for path in others:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(base / path, folder / path)
         _write_json(shards, base, folder=folder)
         for name, shard in shards.items():
             for done, tensor in enumerate(shard.write(folder / name)):
                 progress(f"writing {name}: {tensor}", done, len(shard.pieces))
         read_headers(folder)
-        for file in folder.iterdir():
-            flush(file)
+        for place in sorted(folder.rglob("*"), reverse=True):  # a folder after what it holds
+            flush(place)
         flush(folder)
-
-
-def _is_copied(file: Path) -> bool:
-    """Return whether a file goes along: no weights in another format, and no card, which says what the base is."""
-    return file.is_file() and file.suffix not in _NOT_COPIED and not file.name.startswith(".") and file.name != CARD
 
 
 def _write_json(shards: Mapping[str, RewrittenFile], base: Path, *, folder: Path) -> None:

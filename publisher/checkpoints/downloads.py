@@ -3,22 +3,20 @@
 A local checkpoint that is not on this machine is refused.
 """
 
-from pathlib import Path
-
+from publisher.checkpoints.companion_files import MODULES, going_along, module_folders
 from publisher.checkpoints.snapshots import not_here
 from publisher.hub import client as hub
 from publisher.records.checkpoint import Snapshot
 from publisher.records.progress import Progress, silent
 
-_OTHER_WEIGHTS = frozenset({".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"})
-
 
 def fetch_companions(snapshot: Snapshot, progress: Progress) -> None:
-    """Download what a repository holds beside its weights, into the snapshot's folder: head, code, tokenizer.
+    """Download what a repository holds beside its weights, into the snapshot's folder: head, code, tokenizer, modules.
 
-    A local folder has them. Weights in other formats and in subfolders are left out.
+    A local folder has them. Weights in other formats are left out (`companion_files`).
 
     Raises:
+        FetchError: modules.json is not readable.
         HubError: the Hub cannot be reached, or refuses.
     """
     checkpoint = snapshot.checkpoint
@@ -26,8 +24,12 @@ def fetch_companions(snapshot: Snapshot, progress: Progress) -> None:
         return
     progress(f"fetching the other files of {checkpoint.short}")
     there = {file.name for file in checkpoint.files}
-    for name in (file.path for file in hub.list_files(checkpoint.name, checkpoint.revision)):
-        if name not in there and "/" not in name and Path(name).suffix not in _OTHER_WEIGHTS:
+    names = [file.path for file in hub.list_files(checkpoint.name, checkpoint.revision)]
+    modules = frozenset[str]()
+    if MODULES in names:
+        modules = module_folders(hub.download(checkpoint.name, checkpoint.revision, filename=MODULES))
+    for name in going_along(names, modules):
+        if name not in there:
             hub.download(checkpoint.name, checkpoint.revision, filename=name)
 
 
