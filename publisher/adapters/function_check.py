@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from publisher.adapters.loading import AdapterLocation, load_adapter, whole_model
+from publisher.adapters.loading import AdapterLocation, labels_in, load_adapter, whole_model
 from publisher.adapters.model_inputs import InputError, Inputs, inputs_for, outputs_of, shapes_of
 from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
@@ -60,19 +60,20 @@ def require_function(
         ValidationError: the adapter changes nothing, leads less than half of the way to the fine-tune, or cannot be
             called as PEFT wraps the class for the manifest's task type.
     """
+    location = AdapterLocation(staged)
     before, after = _casts(extraction, base=base, tuned=tuned)
-    plain = _base(variant, base, cast=before)
+    plain = _base(variant, base, labels=labels_in(location), cast=before)
     try:
         inputs, without = _first_run(plain)
     except InputError as error:
         return str(error)
-    adapted, complaints = load_adapter(plain, AdapterLocation(staged))
+    adapted, complaints = load_adapter(plain, location)
     require_no_problems(complaints, f"PEFT complains about {staged}")
     with_adapter = _run_by_peft(adapted, inputs, variant)
     if after is not None:
         with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
         del plain, adapted
-        plain = adapted = _base(variant, base, cast=after)
+        plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
         without = outputs_of(plain, inputs)
     del plain, adapted
     released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
@@ -109,9 +110,9 @@ def _usual_dtype(headers: Mapping[str, TensorHeader]) -> torch.dtype:
     return known.get(max(sizes, key=sizes.__getitem__), torch.bfloat16)
 
 
-def _base(variant: Variant, base: Snapshot, *, cast: torch.dtype | None) -> Any:
+def _base(variant: Variant, base: Snapshot, *, labels: int | None, cast: torch.dtype | None) -> Any:
     """Return the base in float32, in the quantisation that it is read in, and with its values cast to a dtype."""
-    model = whole_model(variant.model_class, base.folder)
+    model = whole_model(variant.model_class, base.folder, labels=labels)
     set_quantised(model, base.quantised)
     return _cast(model, cast)
 
