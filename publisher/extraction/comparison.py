@@ -21,7 +21,7 @@ from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
 from publisher.extraction.tensor_bytes import different_tensors
-from publisher.extraction.tied_copies import without_tied_copies
+from publisher.extraction.tied_copies import copied_on_both_sides, without_tied_copies
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.extraction import DifferentTensor, SavedModule
 from publisher.records.progress import Progress
@@ -108,9 +108,11 @@ def compare(
     ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
     carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
     optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
-    mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional)
+    mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional, names=structure.names)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
+    copies = copied_on_both_sides(both, different, tied=structure.names.tied)
+    shared, different = ([name for name in some if name not in copies] for some in (shared, different))
     found = _sorted(different, both, ignored=ignored, carried=carried)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)
@@ -144,7 +146,7 @@ def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]
 
 
 def _sorted(
-    different: tuple[str, ...], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
+    different: Sequence[str], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
 ) -> _Sorted:
     base, tuned = both.headers
     kept = [name for name in different if name not in ignored]
@@ -152,7 +154,7 @@ def _sorted(
     saved = {name for tensors in whole.values() for name in tensors}
     changed = tuple(name for name in kept if name not in saved)
     _require_change(changed, different)
-    return _Sorted(different, tuple(name for name in different if name in ignored), whole, changed)
+    return _Sorted(tuple(different), tuple(name for name in different if name in ignored), whole, changed)
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
