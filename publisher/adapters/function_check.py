@@ -10,6 +10,7 @@ import torch
 
 from publisher.adapters.loading import AdapterLocation, load_adapter, whole_model
 from publisher.adapters.model_inputs import InputError, Inputs, inputs_for, outputs_of, shapes_of
+from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ValidationError
@@ -52,6 +53,7 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
             called as PEFT wraps the class for the manifest's task type.
     """
     plain = whole_model(variant.model_class, base.folder)
+    set_quantised(plain, base.quantised)
     try:
         inputs, without = _first_run(plain)
     except InputError as error:

@@ -125,6 +125,16 @@ FOLDER_FORMATS: Final = (
         "name one of them by a local path; a folder inside a repository is downloaded first",
     ),
     _kind(
+        "huggingface_hub's cache of a repository",
+        r"refs/[^/]+|snapshots/[^/]+/.*",
+        "name the repository itself, or its folder below snapshots/",
+    ),
+    _kind(
+        "quantised weights under a name of their own",
+        r"(?i)[^/]*(gptq|awq|exl[23]|bnb|nf4|fp4|fp8|int[48]|[48]bit)[^/]*\.safetensors|quantize_config\.json",
+        "name the checkpoint before it was quantised",
+    ),
+    _kind(
         "safetensors under a name that transformers does not look for",
         r"(?!adapter)[^/]+\.safetensors",
         "rename it to model.safetensors if it is the whole model, in transformers' names; else " + _SAVE,
@@ -136,12 +146,12 @@ FOLDER_FORMATS: Final = (
     ),
     _kind(
         "pickled files, which are never loaded here since loading them runs code",
-        rf"(?!{_TRAINING})[^/]*\.(bin|pt|pth|ckpt|pkl|pickle|joblib|th|tar)",
+        rf"(?!{_TRAINING}|ggml)[^/]*\.(bin|pt|pth|ckpt|pkl|pickle|joblib|th|tar)",
         _PICKLED_NEXT,
     ),
     _kind(
         "GGUF, which llama.cpp reads",
-        r"(.*/)?[^/]*\.(gguf|ggml|llamafile)",
+        r"(.*/)?([^/]*\.(gguf|ggml|llamafile)|ggml[^/]*\.bin)",
         "name the checkpoint that it was converted from, which save_pretrained wrote",
     ),
     _kind(

@@ -144,6 +144,7 @@ WEIGHT_FORMATS: Final = (
     _scaled("FP8 with one scale for a tensor or a row", ".weight_scale", _FP8),
     _scaled("FP8 as ComfyUI has it", ".scale_weight", _FP8),
     _scaled("FP8 of Mistral's own format", ".qscale_weight", _FP8),
+    _scaled("FP8 as DeepSeek's own files have it", ".scale", _FP8),
     _scaled("8-bit integers with scales", ".weight_scale", frozenset({"I8"})),
     _scaled("BitNet, or another format with a scale beside packed weights", ".weight_scale", _CODES),
     _shown_by("MXFP4 of shapes that gpt-oss does not have", Sign("_blocks", "_scales"), Sign("_scales", "_blocks")),
@@ -296,7 +297,7 @@ def _shown_format(tensors: Mapping[str, Described]) -> tuple[str, str] | None:
     for name, one in tensors.items():
         if one.dtype in _FP8 and (how := _unread_fp8(tensors.get(f"{name}_scale_inv"))):
             return how, name
-        codes = name.endswith("weight") and one.dtype in _CODES and len(one.shape) >= _MATRIX
+        codes = name.endswith(("weight", "proj")) and one.dtype in _CODES and len(one.shape) >= _MATRIX
         if codes or one.dtype in UNREAD_BITS:
             return f"weights packed in {one.dtype}", name
     return None
@@ -306,9 +307,9 @@ _ENDINGS: Final = tuple(sign.ending for kind in WEIGHT_FORMATS for sign in kind.
 
 
 def _unread_fp8(scale: Described | None) -> str:
-    """Return what FP8 with these scales is, where they are not one floating-point number for each block."""
+    """Return what FP8 with these scales is, unless they are one floating-point number for each block."""
     if scale is None:
-        return ""
+        return "FP8 without scales"
     if scale.dtype in _CODES:
         return "MXFP8"
     return "FP8 with one scale for a tensor or a row" if len(scale.shape) < _MATRIX else ""

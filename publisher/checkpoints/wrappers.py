@@ -1,7 +1,8 @@
 """Names that wrappers of a model put before its tensors' own, and that are read through.
 
 torch.compile, FSDP and activation checkpointing put theirs before the names of a part of the model, and
-DistributedDataParallel before all of them.
+DistributedDataParallel and PEFT before all of them. Where PEFT's adapter is still there, that is named before
+(`tensor_formats`).
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 _INSIDE: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-_BEFORE_ALL: Final = "module."
+_BEFORE_ALL: Final = ("module.", "base_model.model.")
 
 
 def unwrapped(names: Iterable[str], own: Collection[str] = ()) -> dict[str, str]:
@@ -23,9 +24,9 @@ def unwrapped(names: Iterable[str], own: Collection[str] = ()) -> dict[str, str]
         The short name of each.
     """
     short = {name: name if name in own else _without_inner(name) for name in names}
-    is_distributed = all(name.startswith(_BEFORE_ALL) for name in short.values())
-    if is_distributed and not any(name.startswith(_BEFORE_ALL) for name in own):
-        return {name: one.removeprefix(_BEFORE_ALL) for name, one in short.items()}
+    for prefix in _BEFORE_ALL:
+        if _is_before_all(prefix, short.values()) and not any(name.startswith(prefix) for name in own):
+            short = {name: one.removeprefix(prefix) for name, one in short.items()}
     return short
 
 
@@ -37,8 +38,16 @@ def key_mapping(names: Iterable[str]) -> dict[str, str] | None:
     most = {prefix: max(name.count(prefix) for name in short) for prefix in _INSIDE}
     # a pattern takes away the first of its kind in a name; a comment makes of one pattern several
     inside = {f"{re.escape(prefix)}(?#{turn})": "" for prefix, times in most.items() for turn in range(times)}
-    is_distributed = any(_without_inner(name) != one for name, one in short.items())
-    return inside | ({rf"^{re.escape(_BEFORE_ALL)}": ""} if is_distributed else {})
+    inner, before = [_without_inner(name) for name in short], dict[str, str]()
+    for prefix in _BEFORE_ALL:
+        if _is_before_all(prefix, inner):
+            before[f"^{re.escape(prefix)}"] = ""
+            inner = [name.removeprefix(prefix) for name in inner]
+    return inside | before
+
+
+def _is_before_all(prefix: str, names: Collection[str]) -> bool:
+    return all(name.startswith(prefix) for name in names)
 
 
 def _without_inner(name: str) -> str:

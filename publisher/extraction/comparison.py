@@ -20,9 +20,11 @@ from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
+from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
 from publisher.extraction.tied_copies import copied_on_both_sides, without_tied_copies
 from publisher.manifest.schema import AdapterSettings
+from publisher.records.checkpoint import QuantisedBase
 from publisher.records.extraction import DifferentTensor, SavedModule
 from publisher.records.progress import Progress
 
@@ -43,6 +45,8 @@ class Comparison:
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
+        quantised: the quantisation of the base that the fine-tune was merged into; of those tensors, equal are those
+            that are the dequantised base.
     """
 
     changed: tuple[str, ...]
@@ -61,6 +65,8 @@ class Comparison:
     def adapted(self) -> tuple[str, ...]:
         """All tensors that the adapter has factors for."""
         return (*self.changed, *self.experts)
+
+    quantised: QuantisedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,12 @@ def compare(
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
     copies = copied_on_both_sides(both, different, tied=structure.names.tied)
-    shared, different = ([name for name in some if name not in copies] for some in (shared, different))
+    shared, different = (tuple(name for name in some if name not in copies) for some in (shared, different))
+    quantised = quantised_base(both, [name for name in different if structure.is_linear_weight(name)])
+    if quantised is not None:
+        both = both.on_quantised(quantised)
+        adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
+        different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
     found = _sorted(different, both, ignored=ignored, carried=carried)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)
@@ -138,6 +149,7 @@ def compare(
         fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
         mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
         experts=experts,
+        quantised=quantised,
     )
 
 
@@ -146,7 +158,7 @@ def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]
 
 
 def _sorted(
-    different: Sequence[str], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
+    different: tuple[str, ...], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
 ) -> _Sorted:
     base, tuned = both.headers
     kept = [name for name in different if name not in ignored]
@@ -154,7 +166,7 @@ def _sorted(
     saved = {name for tensors in whole.values() for name in tensors}
     changed = tuple(name for name in kept if name not in saved)
     _require_change(changed, different)
-    return _Sorted(tuple(different), tuple(name for name in different if name in ignored), whole, changed)
+    return _Sorted(different, tuple(name for name in different if name in ignored), whole, changed)
 
 
 def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:

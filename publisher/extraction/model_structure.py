@@ -44,6 +44,10 @@ class Structure:
     names: "ClassNames"
     wrappable: Mapping[str, bool]
 
+    def is_linear_weight(self, name: str) -> bool:
+        """Return whether a tensor is the weight of a linear module."""
+        return name.endswith(".weight") and name.removesuffix(".weight") in self.linear
+
 
 def structure_of(model_class: str, folder: Path) -> Structure:
     """Return the structure of the class, built without weights from config.json in this folder.

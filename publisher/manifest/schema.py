@@ -236,6 +236,16 @@ class Variant(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _runner_fits_class(self) -> Self:
+        asked = self.verification is not None and self.verification.runner == "logits"
+        if asked and (not architectures.gives_next_token(self.model_class) or self.adapter.task_type == "SEQ_2_SEQ_LM"):
+            raise ValueError(
+                f"verification.runner logits asks for the token after a text, and {self.model_class} is no such "
+                "language model; remove verification: validation compares the outputs of any class"
+            )
+        return self
+
     @property
     def folder(self) -> str:
         """The subfolder in the repository without a trailing slash; empty for the root."""

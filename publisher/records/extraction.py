@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from publisher.records.checkpoint import Checkpoint, ExportFile, FileDigest
+from publisher.records.checkpoint import Checkpoint, Dtype, ExportFile, FileDigest, QuantisedBase, Snapshot
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, RESIDUAL
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.record import SCHEMA_VERSION, Count, Each, Figure, Record, TensorName
@@ -26,7 +26,6 @@ def spectrum_places(rank: int) -> tuple[int, ...]:
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
 
 
-Dtype = Literal["bfloat16", "float16", "float32"]
 Roundings = Literal["one rounding", "update rounded first"]
 
 
@@ -393,6 +392,8 @@ class ExtractionSummary(Record):
         update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
+        base_quantisation: the quantisation of the base that the release was merged into, a QLoRA's; absent where it was
+            merged into the base as it is.
         merge_arithmetic: how modules were merged that were not merged the usual way, and how many.
         experts: the parameters of experts; absent where the adapter has none.
     """
@@ -422,6 +423,7 @@ class ExtractionSummary(Record):
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
     exports: Each[ExportFile] = ()
+    base_quantisation: QuantisedBase | None = Field(default=None, exclude_if=lambda found: found is None)
     merge_arithmetic: Each[CountedArithmetic] = Field(default=(), exclude_if=lambda found: not found)
     experts: "ExpertSummary | None" = Field(default=None, exclude_if=lambda found: found is None)
 
@@ -557,3 +559,7 @@ class Extraction(Record):
     def places(self) -> tuple[ModuleExtraction, ...]:
         """All that the adapter changes, for charts and tables: its modules, and each parameter of experts as one."""
         return (*self.modules, *(tensor.together for tensor in self.experts if tensor.rank))
+
+    def as_merged(self, base: Snapshot) -> Snapshot:
+        """Return the base as it was in the release's merge: its weights are read in the quantisation found."""
+        return base.model_copy(update={"quantised": self.summary.base_quantisation})

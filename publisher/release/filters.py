@@ -11,7 +11,7 @@ from publisher.border.escape import Markdown, for_code, for_markdown
 from publisher.manifest.schema import Reference
 from publisher.records import formats
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import ExpertSummary, Extraction, ExtractionSummary, Tools
+from publisher.records.extraction import ExpertSummary, Extraction, ExtractionSummary, Spread, Tools
 from publisher.records.filenames import ERRORS_CHART, RESIDUAL, SPECTRUM_CHART
 from publisher.release.charts import card_chart_names
 from publisher.release.evidence import VariantEvidence
@@ -96,6 +96,11 @@ def uncertain(extraction: Extraction) -> int:
     return sum(found.rank_at_least for found in (*extraction.modules, *experts))
 
 
+def whole_spread(found: Spread) -> Markdown:
+    """Return least, median and greatest of whole numbers, as of ranks."""
+    return Markdown(f"{found.min:g} / {found.median:g} / {found.max:g}")
+
+
 def outgrows(experts: ExpertSummary) -> bool:
     """Return whether the factors of experts take more than half of what the weights that they change take."""
     return experts.parameters > experts.weights / 2
@@ -156,6 +161,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         linears,
         extent,
         places,
+        whole_spread,
         outgrows,
         checkpoint,
         full_width,

@@ -14,6 +14,7 @@ WRAPPED: dict[str, Callable[[str], str]] = {
     "torch.compile": lambda name: f"_orig_mod.{name}",
     "DistributedDataParallel": lambda name: f"module.{name}",
     "both": lambda name: f"module._orig_mod.{name}",
+    "PEFT, unloaded": lambda name: f"module.base_model.model.{name}",
     "a compiled part": lambda name: name.replace("self_attn.", "self_attn._orig_mod."),
     "FSDP": lambda name: f"_fsdp_wrapped_module.{name.replace('layers.0.', 'layers.0._fsdp_wrapped_module.')}",
     "activation checkpointing": lambda name: name.replace("mlp.", "mlp._checkpoint_wrapped_module."),

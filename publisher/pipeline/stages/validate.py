@@ -54,6 +54,7 @@ def validate(
     Raises:
         ValidationError: the first of the three that fails, naming every module concerned.
     """
+    base = extraction.as_merged(base)
     with quiet():
         progress(f"validating {variant.label}: structure")
         require_structure(variant, extraction, base=base, staged=staged)
