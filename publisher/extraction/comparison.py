@@ -118,7 +118,8 @@ def compare(
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
     copies = copied_on_both_sides(both, different, tied=structure.names.tied)
-    shared, different = (tuple(name for name in some if name not in copies) for some in (shared, different))
+    shared = [name for name in shared if name not in copies]
+    different = tuple(name for name in different if name not in copies)
     quantised = quantised_base(both, [name for name in different if structure.is_linear_weight(name)])
     if quantised is not None:
         both = both.on_quantised(quantised)
