@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from publisher.adapters.loading import AdapterLocation, load_adapter, whole_model
+from publisher.adapters.loading import AdapterLocation, labels_in, load_adapter, whole_model
 from publisher.adapters.model_inputs import InputError, Inputs, inputs_for, outputs_of, shapes_of
 from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
@@ -52,13 +52,14 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
         ValidationError: the adapter changes nothing, leads less than half of the way to the fine-tune, or cannot be
             called as PEFT wraps the class for the manifest's task type.
     """
-    plain = whole_model(variant.model_class, base.folder)
+    location = AdapterLocation(staged)
+    plain = whole_model(variant.model_class, base.folder, labels=labels_in(location))
     set_quantised(plain, base.quantised)
     try:
         inputs, without = _first_run(plain)
     except InputError as error:
         return str(error)
-    adapted, complaints = load_adapter(plain, AdapterLocation(staged))
+    adapted, complaints = load_adapter(plain, location)
     require_no_problems(complaints, f"PEFT complains about {staged}")
     with_adapter = _run_by_peft(adapted, inputs, variant)
     del plain, adapted

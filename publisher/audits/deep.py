@@ -292,7 +292,7 @@ def reconstruction(case: _Case) -> str:
 
 def _structure(case: _Case) -> Structure:
     """Return what the manifest's class knows; its names are those of the modules."""
-    return structure_of(case.variant.model_class, case.base.folder)
+    return structure_of(case.variant.model_class, case.base.folder, head_of=case.tuned.folder)
 
 
 def _require_modules(case: _Case) -> None:

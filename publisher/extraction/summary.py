@@ -75,6 +75,7 @@ def summarise(
         fp8=seen.fp8,
         mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
+        labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
         + sum(tensor.parameters for tensor in experts),
@@ -148,7 +149,7 @@ def _weighted_mean(shares: Sequence[float], elements: Sequence[int]) -> float:
 def _whole_update(fits: Sequence[Matrix], seen: Comparison) -> float:
     """Return the squared norm of everything that differs: in the adapter's factors, stored whole, or left out."""
     adapted = sum(fit.update for fit in fits)
-    carried = sum(module.norm**2 for module in seen.saved)
+    carried = sum(module.norm**2 for module in seen.saved if module.norm is not None)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
@@ -194,6 +195,7 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         quantised=summary.base_quantisation,
         mxfp4=summary.mxfp4,
         experts=tuple(experts),
+        labels=summary.labels,
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_vali
 from publisher.manifest import architectures
 from publisher.manifest.fields import (
     PIN,
+    Carry,
     ClassName,
     CommitId,
     Divergence,
@@ -77,8 +78,8 @@ class AdapterSettings(Section):
     """PEFT's task type, by which it wraps the class; left out where no wrapper fits, as for Whisper, ViT or CLIP."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
-    carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
+    carry: Carry = ()
+    """Tensors (likewise) that no LoRA can hold and are stored whole, with their module; auto: all that there are."""
     residual: bool = False
     """With method exact: the weights that a merge does not restore are kept in residual.safetensors."""
     exports: Annotated[tuple[Literal["gguf", "mlx"], ...], Field(strict=False)] = ()

@@ -319,14 +319,14 @@ class SavedModule(Record):
         tensors: the tensors stored, all that the module has.
         tied: further modules of the class that share its weight and get the same tensors.
         parameters: elements stored for it, those of `tied` included.
-        norm: Frobenius norm of tuned minus base.
+        norm: Frobenius norm of tuned minus base; absent where the base has no such tensors, as of a new head.
     """
 
     module: TensorName
     tensors: Each[TensorName]
     tied: Each[TensorName]
     parameters: Count
-    norm: Figure
+    norm: Figure | None
 
 
 class Carried(SavedModule):
@@ -347,7 +347,7 @@ class Carried(SavedModule):
             tied=saved.tied,
             parameters=saved.parameters,
             norm=saved.norm,
-            share=saved.norm**2 / total,
+            share=None if saved.norm is None else saved.norm**2 / total,
         )
 
 
@@ -381,7 +381,8 @@ class ExtractionSummary(Record):
         tensors_equal: tensors equal in base and source.
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
-        carried: modules that the manifest's `adapter.carry` names, stored whole.
+        carried: modules that are stored whole: by the manifest's `adapter.carry`, or as the head of the task type.
+        labels: of that head, where the base's config.json says otherwise.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
         parameters: elements of A and B together.
@@ -407,6 +408,7 @@ class ExtractionSummary(Record):
     tensors_base_only: Each[str]
     left_out: Each[LeftOut]
     carried: Each[Carried] = ()
+    labels: Count | None = Field(default=None, exclude_if=lambda labels: labels is None)
     fp8: Each[str] = ()
     mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)
     parameters: Count
@@ -508,7 +510,7 @@ class Settings(Record):
     task_type: str | None
     model_class: str
     ignore: Each[str]
-    carry: Each[str] = ()
+    carry: tuple[str, ...] | Literal["auto"] = ()
     residual: bool = False
     exports: Each[str] = ()
 

@@ -87,7 +87,7 @@ def extract(
     """
     settings = variant.adapter
     tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-    structure = structure_of(variant.model_class, base.folder)
+    structure = structure_of(variant.model_class, base.folder, head_of=tuned.folder)
     with open_pair(base=base, tuned=tuned, names=structure.names.applied) as stored:
         seen = compare(stored, settings, structure=structure, engine=engine, progress=progress)
         both = stored.on_quantised(seen.quantised)

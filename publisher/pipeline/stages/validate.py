@@ -62,7 +62,7 @@ def validate(
             extraction,
             base=base,
             tuned=tuned,
-            names=structure_of(variant.model_class, base.folder).names.applied,
+            names=structure_of(variant.model_class, base.folder, head_of=tuned.folder).names.applied,
             staged=staged,
             engine=engine,
             progress=progress,
