@@ -23,8 +23,10 @@ def stand_in_parameters(model: Any, wanted: Sequence[str]) -> None:
         model: without weights; changed in place.
         wanted: names of `target_parameters`: whole ones, or their ends after a dot, as PEFT matches them.
     """
+    ends = frozenset(wanted)
     for name, parameter in list(model.named_parameters()):
-        if any(f".{name}".endswith(f".{end}") for end in wanted):
+        starts = (0, *(at + 1 for at, sign in enumerate(name) if sign == "."))
+        if any(name[start:] in ends for start in starts):
             holder, _, leaf = name.rpartition(".")
             there = torch.nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
             setattr(model.get_submodule(holder), leaf, there)

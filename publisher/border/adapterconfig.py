@@ -20,7 +20,14 @@ _NUMBER: Final = 1e12  # of a scale
 _SAID_ELSEWHERE: Final = frozenset({"base_model_name_or_path", "revision", "peft_version", "inference_mode"})
 _IDLE: Final = {"megatron_core": "megatron_config", "qalora_group_size": "use_qalora"}
 _BY_PATTERN: Final = ("rank_pattern", "alpha_pattern")
-_MATCHING: Final = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save")
+_MATCHING: Final = (
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "modules_to_save",
+)
 
 
 @dataclass(frozen=True, slots=True)
