@@ -189,6 +189,5 @@ def test_an_adapter_of_peft_s_own_with_the_ends_of_parameters_names_passes(
     assert told["loading"] == "PEFT loads 2 modules and 4 parameters whole on GptOssForCausalLM"
     config = Path("adapter/adapter_config.json")
     config.write_text(config.read_text().replace('"mlp.experts.down_proj": 2', '"mlp.experts.down_proj": 3'))
-    assert {"scale", "loading"} <= failed(
-        audit("adapter", deep=False, work=Path("work"), device="cpu", progress=silent)
-    )
+    found = audit("adapter", deep=False, work=Path("work"), device="cpu", progress=silent)
+    assert "loading" in failed(found)  # 8 columns may be two experts at rank 4, for all that the file says
