@@ -318,12 +318,14 @@ def _unread_fp8(scale: Described | None) -> str:
 def is_mxfp4(name: str, tensors: Mapping[str, Described]) -> bool:
     """Return whether a tensor is the blocks or the scales of experts in MXFP4, in the shapes of gpt-oss.
 
-    Blocks are U8 of shape (experts, out, in / 32, 16), scales U8 of shape (experts, out, in / 32).
+    Blocks are U8 of shape (experts, out, in / 32, 16), scales U8 of shape (experts, out, in / 32). No tensor has the
+    name that they are read by.
     """
     stem, _, ending = name.rpartition("_")
     blocks, scales = tensors.get(f"{stem}_blocks"), tensors.get(f"{stem}_scales")
     return (
         ending in {"blocks", "scales"}
+        and stem not in tensors
         and blocks is not None
         and scales is not None
         and blocks.dtype == scales.dtype == "U8"
