@@ -145,6 +145,20 @@ def _is_hollow(state: os.stat_result) -> bool:
 
 
 def _is_blob(link: Path, blobs: Path) -> bool:
-    """Return whether a link of a snapshot leads to a regular file right in the cache's own folder of contents."""
-    target = Path(os.path.normpath(link.absolute().parent / link.readlink()))
-    return target.parent == blobs and target.exists() and stat.S_ISREG(target.lstat().st_mode)
+    """Return whether a link of a snapshot leads to a regular file in the cache's own folders of contents.
+
+    huggingface_hub keeps a large file once for all repositories, in `blobs` beside their folders, and links it from
+    each repository's own `blobs`.
+    """
+    target = _target_of(link)
+    if target.parent != blobs or not target.exists():
+        return False
+    if target.is_symlink():
+        target = _target_of(target)
+        if target.parent.parent != blobs.parent.parent / "blobs":
+            return False
+    return target.exists() and stat.S_ISREG(target.lstat().st_mode)
+
+
+def _target_of(link: Path) -> Path:
+    return Path(os.path.normpath(link.absolute().parent / link.readlink()))

@@ -113,6 +113,21 @@ def test_a_snapshot_of_the_clients_cache_is_made_of_files(tmp_path: Path) -> Non
     assert [path.name for path in regular_files(snapshot)] == ["a", "b"]
 
 
+def test_a_large_file_that_the_cache_keeps_once_for_all_repositories_is_a_file(tmp_path: Path) -> None:
+    for folder in ("blobs/ab", "models--o--r/blobs", "models--o--r/snapshots/c0ffee"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "blobs/ab/abcd").write_text("content")
+    (tmp_path / "outside").write_text("a secret")
+    (tmp_path / "models--o--r/blobs/large").symlink_to("../../blobs/ab/abcd")
+    (tmp_path / "models--o--r/blobs/elsewhere").symlink_to("../../outside")
+    (tmp_path / "models--o--r/blobs/further").symlink_to("../../blobs/ab/link")
+    (tmp_path / "blobs/ab/link").symlink_to("../../outside")
+    snapshot = tmp_path / "models--o--r/snapshots/c0ffee"
+    for name in ("large", "elsewhere", "further"):
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert [path.name for path in regular_files(snapshot)] == ["large"]
+
+
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "extraction.json", "README.md"])
 @pytest.mark.parametrize("make", [fifo, device, folder], ids=["fifo", "device", "folder"])
 def test_an_audit_ends_and_names_what_is_no_file(own_tiny_run: Path, name: str, make: object) -> None:

@@ -39,7 +39,7 @@ STAYING = {
     "pytorch_model.bin": "the base's weights in another format",
     "onnx/model.onnx": "the same once more",
     "onnx/config.json": "{}",
-    ".cache/lock": "",
+    ".hidden/lock": "",
 }
 
 
