@@ -317,7 +317,7 @@ def function(case: _Case) -> str:
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
         base = case.extraction.as_merged(case.base)
-        seen = require_function(case.variant, base=base, tuned=case.tuned, staged=case.folder)
+        seen = require_function(case.variant, case.extraction, base=base, tuned=case.tuned, staged=case.folder)
     if isinstance(seen, str):
         raise UncheckedError(seen)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from publisher.checkpoints.converting_reader import in_parts_beside
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.nf4_reader import QuantisedReader, quantised_headers
 from publisher.checkpoints.reading import Reader
@@ -85,8 +86,10 @@ def open_pair(*, base: Snapshot, tuned: Snapshot, names: Naming) -> Iterator[Che
     Raises:
         FetchError, HubError: as `headers_of` and `reader_of`.
     """
-    of_class = quantised_headers(names(headers_of(base)), base.quantised)
-    headers = Sides[Mapping[str, TensorHeader]](base=of_class, tuned=names(headers_of(tuned)))
+    of_both = Sides(base=quantised_headers(names(headers_of(base)), base.quantised), tuned=names(headers_of(tuned)))
+    headers = Sides[Mapping[str, TensorHeader]](
+        base=in_parts_beside(of_both.base, of_both.tuned), tuned=in_parts_beside(of_both.tuned, of_both.base)
+    )
     with reader_of(base, headers.base) as of_base, reader_of(tuned, headers.tuned) as of_tuned:
         yield CheckpointPair(Sides(base=base, tuned=tuned), headers, Sides(base=of_base, tuned=of_tuned))
 

@@ -22,7 +22,7 @@ from publisher.extraction.modules_to_save import is_storable, modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
 from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
-from publisher.extraction.tied_copies import without_tied_copies
+from publisher.extraction.tied_copies import copied_on_both_sides, without_tied_copies
 from publisher.manifest.fields import AUTO
 from publisher.manifest.schema import AdapterSettings
 from publisher.manifest.task_types import heads_of
@@ -117,9 +117,13 @@ def compare(
     base, tuned = both.headers
     choice = _choice_of(settings, both, structure=structure)
     optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
-    mismatched = preflight(base=base, tuned=tuned, ignored=choice.ignored, optional=optional | choice.stored_anyway)
+    optional |= choice.stored_anyway
+    mismatched = preflight(base=base, tuned=tuned, ignored=choice.ignored, optional=optional, names=structure.names)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
+    copies = copied_on_both_sides(both, different, tied=structure.names.tied)
+    shared = [name for name in shared if name not in copies]
+    different = tuple(name for name in different if name not in copies)
     quantised = quantised_base(both, [name for name in different if structure.is_linear_weight(name)])
     if quantised is not None:
         both = both.on_quantised(quantised)

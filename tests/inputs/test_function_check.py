@@ -68,10 +68,10 @@ def saved(name: str, folder: Path, *, pattern: str = "") -> Pair:
 
 def check(pair: Pair, **settings: Any) -> FunctionCheck | str:
     """The function check alone, of an adapter with these settings."""
-    pair.extracted(**settings)
+    extraction = pair.extracted(**settings)
     tuned, base = pair.snapshots()
     with quiet():
-        return require_function(pair.variant, base=base, tuned=tuned, staged=pair.staged)
+        return require_function(pair.variant, extraction, base=base, tuned=tuned, staged=pair.staged)
 
 
 @pytest.mark.parametrize(

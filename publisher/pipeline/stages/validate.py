@@ -69,7 +69,7 @@ def validate(
         )
         obstacle = _STREAMED if tuned.streamed or base.streamed else function_obstacle(headers_of(tuned))
         progress(f"validating {variant.label}: function")
-        function = obstacle or require_function(variant, base=base, tuned=tuned, staged=staged)
+        function = obstacle or require_function(variant, extraction, base=base, tuned=tuned, staged=staged)
     problems = summary_problems(extraction)
     require_no_problems(problems, "the summary in extraction.json does not follow from its modules")
     return Validation(
