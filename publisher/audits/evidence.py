@@ -24,6 +24,7 @@ from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
+from publisher.border.adapterconfig import wrapping
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
 from publisher.checkpoints.files import MODEL_CONFIG, read_json
@@ -404,7 +405,9 @@ def _loads_strictly(adapter: Adapter, base: Path) -> str:
 
 
 def _loads(adapter: Adapter, base: Path) -> str:
-    shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in adapter.pairs().items()}
+    pairs = adapter.pairs()
+    wrapped = wrapping(adapter.fields(), pairs)
+    shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in pairs.items() if name not in wrapped}
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
@@ -412,7 +415,8 @@ def _loads(adapter: Adapter, base: Path) -> str:
         except ValidationError as error:
             problems = [error.found]
         if not problems:
-            return f"PEFT loads {len(shapes)} modules whole on {name}"
+            parameters = f" and {counted(len(wrapped), 'parameter')}" if wrapped else ""
+            return f"PEFT loads {len(shapes)} modules{parameters} whole on {name}"
         troubles.append(f"on {name}:\n{listed(problems)}")
     if not troubles:
         raise UncheckedError(f"transformers {transformers.__version__} has no class that the base's config names")
