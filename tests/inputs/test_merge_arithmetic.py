@@ -67,6 +67,18 @@ def test_a_base_that_was_cast_first_is_the_usual_merge_and_says_nothing(make_pai
     assert "merge_arithmetic" not in extraction.to_json()
 
 
+def test_a_release_merged_in_fp16_and_stored_in_bf16_is_rounded_in_both(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", ATTENTION, hidden_size=96)
+    _as_merged(pair, base=torch.float32, merged_in=torch.float16, stored=torch.bfloat16, scale=0.01)
+    assert pair.extracted(dtype="float32").summary.rank == RANK
+    extraction = pair.extracted(method="exact", dtype="float32", rank=RANK)
+    assert extraction.summary.linears == 8
+    (way,) = extraction.summary.merge_arithmetic
+    assert (way.merged_in, way.rounded_to, way.modules) == ("float16", "bfloat16", 8)
+    assert extraction.summary.exact_share > 0.999
+    pair.validated(extraction)
+
+
 def test_a_release_merged_in_bf16_and_stored_in_float32_differs_only_where_it_was_trained(make_pair: MakePair) -> None:
     pair = make_pair("Llama", ATTENTION, hidden_size=96)
     _as_merged(pair, base=torch.float32, merged_in=torch.bfloat16, stored=torch.float32, scale=0.01)
