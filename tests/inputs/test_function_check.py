@@ -11,7 +11,9 @@ import transformers
 from publisher.adapters.function_check import require_function
 from publisher.adapters.loading import quiet
 from publisher.adapters.model_inputs import InputError, inputs_for, outputs_of
+from publisher.adapters.task_type_check import require_task_type
 from publisher.errors import ValidationError
+from publisher.manifest.schema import AdapterSettings
 from publisher.manifest.task_types import task_type_of
 from publisher.records.validation import FunctionCheck
 from tests.inputs.classes import CASES
@@ -95,13 +97,29 @@ def test_a_class_is_called_with_what_its_forward_takes(
     assert seen.ratio < 0.1
 
 
-def test_a_task_type_whose_wrapper_cannot_call_the_class_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "task_type"), [("Whisper", "SEQ_2_SEQ_LM"), ("CLIP", "FEATURE_EXTRACTION")])
+def test_a_task_type_whose_wrapper_cannot_call_the_class_is_refused_before_the_arithmetic(
+    name: str, task_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValidationError, match="cannot be called as PEFT wraps it for task_type SEQ_2_SEQ_LM") as caught:
-        check(saved("Whisper", tmp_path), task_type="SEQ_2_SEQ_LM")
+    pair = saved(name, tmp_path)
+    with pytest.raises(ValidationError, match=f"cannot be called as PEFT wraps it for task_type {task_type}") as caught:
+        pair.extracted(task_type=task_type)
     assert "leave adapter.task_type out" in caught.value.next_step
+    assert not (pair.folder / "work").exists()
+
+
+@pytest.mark.parametrize(("name", "task_type"), [("BERT", "TOKEN_CLS"), ("ViT", "FEATURE_EXTRACTION")])
+def test_another_task_type_than_that_of_a_new_manifest_is_taken_where_it_works(
+    name: str, task_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = saved(name, tmp_path)
+    require_task_type(pair.variant.model_copy(update={"adapter": with_task(pair, task_type)}), pair.base)
+
+
+def with_task(pair: Pair, task_type: str) -> AdapterSettings:
+    return pair.variant.adapter.model_copy(update={"task_type": task_type})
 
 
 def test_what_the_text_alone_does_not_reach_is_told_and_not_called_an_adapter_that_changes_nothing(
