@@ -65,18 +65,18 @@ def require_function(
     plain = _base(variant, base, labels=labels_in(location), cast=before)
     try:
         inputs, without = _first_run(plain)
+        adapted, complaints = load_adapter(plain, location)
+        require_no_problems(complaints, f"PEFT complains about {staged}")
+        with_adapter = _run_by_peft(adapted, inputs, variant)
+        if after is not None:
+            with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
+            del plain, adapted
+            plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
+            without = outputs_of(plain, inputs)
+        del plain, adapted
+        released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
     except InputError as error:
         return str(error)
-    adapted, complaints = load_adapter(plain, location)
-    require_no_problems(complaints, f"PEFT complains about {staged}")
-    with_adapter = _run_by_peft(adapted, inputs, variant)
-    if after is not None:
-        with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
-        del plain, adapted
-        plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
-        without = outputs_of(plain, inputs)
-    del plain, adapted
-    released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
     check = _function_check(with_adapter, without, released=released, inputs=inputs)
     if not check.distance and not check.base_distance:
         return f"what differs has no part in the {', '.join(without)} of {', '.join(inputs)} alone"
@@ -136,7 +136,7 @@ def _function_check(with_adapter: _Outputs, without: _Outputs, *, released: _Out
         outputs=tuple(released),
         distance=distance,
         base_distance=base_distance,
-        ratio=distance / base_distance if base_distance else math.inf,
+        ratio=distance / base_distance if base_distance else float(distance > 0),
         largest=float(differences.abs().max()),
     )
 
