@@ -1,11 +1,17 @@
 """Pairs whose base is in another dtype than the release: rank, floor and shares are those of the merge that was."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from publisher.adapters.merged_checkpoint import open_inputs, write_merged
+from publisher.manifest.schema import Reference
+from publisher.pipeline.stages.fetch import fetch
+from publisher.records.progress import silent
 from tests.inputs.pairs import RANK, Pair, Weights
 
 MakePair = Callable[..., Pair]
@@ -56,6 +62,18 @@ def test_a_float32_base_merged_in_float32_gives_the_rank_that_was_trained(
     function = pair.validated(extraction).function
     assert function is not None
     assert function.ratio < (0.01 if method == "exact" else 0.3)
+
+
+def test_the_cast_of_what_publish_merge_writes_is_the_release_in_every_bit(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", ATTENTION, hidden_size=96)
+    _as_merged(pair, base=torch.float32, merged_in=torch.float32, stored=torch.bfloat16, scale=0.01)
+    extraction = pair.extracted(method="exact", dtype="float32", residual=True)
+    base = fetch(Reference(path="base"), memo=Path("memo.json"), progress=silent)
+    with open_inputs(extraction, base, staged=pair.staged) as inputs:
+        write_merged(inputs, base, out=Path("merged"), again_fp8=False, progress=silent)
+    merged, source = (load_file(Path(folder) / "model.safetensors") for folder in ("merged", "source"))
+    assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
+    assert all(torch.equal(merged[name].bfloat16(), source[name]) for name in source)
 
 
 def test_a_base_that_was_cast_first_is_the_usual_merge_and_says_nothing(make_pair: MakePair) -> None:
