@@ -24,7 +24,7 @@ from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
-from publisher.border.adapterconfig import wrapping
+from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
 from publisher.checkpoints.files import MODEL_CONFIG, read_json
@@ -407,7 +407,7 @@ def _loads_strictly(adapter: Adapter, base: Path) -> str:
 
 def _loads(adapter: Adapter, base: Path) -> str:
     pairs = adapter.pairs()
-    wrapped = wrapping(adapter.fields(), pairs)
+    wrapped = wrapping(reduced(needed(adapter.config, ADAPTER_CONFIG)).fields, pairs)
     shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in pairs.items() if name not in wrapped}
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
