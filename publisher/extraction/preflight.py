@@ -18,6 +18,7 @@ from publisher.records.extraction import DifferentTensor
 if TYPE_CHECKING:
     from publisher.adapters.class_names import ClassNames
 
+_CARRY = "; adapter.carry: auto stores what the source alone has, where the model class has a place for it"
 _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
     "and name that one"
@@ -98,6 +99,7 @@ def preflight(
             + "\n",
             expected="the same tensors in both",
             next_step="correct source or base in the manifest, or name them under adapter.ignore to leave them out"
+            + (_CARRY if any(what.endswith("source alone") for what in open_problems.values()) else "")
             + (_RESIZE if any(what.endswith("vocabulary)") for what in open_problems.values()) else ""),
         )
     return tuple(DifferentTensor(name=name, reason=what) for name, what in sorted(problems.items()))

@@ -51,7 +51,7 @@ variants:
       rank: auto # what stands above the merge's rounding; or a number, where you know it
       dtype: {dtype} # as most tensors of the source
       layout: pattern # or uniform: every module padded with zeros to one rank
-      task_type: {task_type}
+{carry}      task_type: {task_type}
     # Once you know what is in there, say so, and a run that finds anything else fails:
     # expect: {{linears: 186, layers: 40-63}}
 card:
@@ -59,6 +59,8 @@ card:
   title: {slug}-lora
   summary: The LoRA adapter inside {slug}, taken back out of its merged weights. # edit: one sentence
 """
+
+_CARRY = "      carry: auto # the source has tensors that the base lacks: their modules are stored whole\n"
 
 _Headers = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -109,6 +111,7 @@ def new_manifest(*, base: str, tuned: str) -> str:
         base=_reference_lines(original),
         model_class=model_class,
         dtype=_dtype(fine_tune),
+        carry=_CARRY if _has_more(fine_tune, original, task_type=task_type) else "",
         task_type=task_type or "null # no wrapper of PEFT fits this class",
     )
 
@@ -215,6 +218,13 @@ def _named_alike(headers: _Headers, others: _Headers) -> _Headers:
     if longer.keys() & headers.keys():
         return {longer.get(name, name): header for name, header in headers.items()}
     return {short if short in others else name: headers[name] for short, name in shorter.items()}
+
+
+def _has_more(tuned: _Checkpoint, base: _Checkpoint, *, task_type: str | None) -> bool:
+    """Return whether the source has tensors that the base lacks, but for a head that is stored in any case."""
+    alone = tuned.headers.keys() - _named_alike(base.headers, tuned.headers).keys()
+    modules = {name.rpartition(".")[0] for name in alone}
+    return bool(modules - heads_of(task_type, modules))
 
 
 def _first(checkpoint: _Checkpoint) -> str:

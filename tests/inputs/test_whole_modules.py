@@ -223,3 +223,20 @@ def test_a_table_of_which_most_rows_differ_is_stored_whole(make_pair: MakePair) 
     extraction = pair.extracted(carry="auto")
     assert extraction.summary.token_rows == ()
     assert [module.module for module in extraction.summary.carried] == ["model.embed_tokens"]
+
+
+def test_a_new_manifest_asks_for_auto_where_the_source_has_more_than_the_base(place: Path) -> None:
+    case = CASES["BERT classifier"]
+    pair = Pair(place, case.model_class)
+    config = transformers.BertConfig(**case.config)
+    tuned = transformers.BertForSequenceClassification(config).bfloat16()
+    base = transformers.BertForMaskedLM(config).bfloat16()
+    base.bert.load_state_dict(tuned.bert.state_dict(), strict=False)
+    with quiet():
+        base.save_pretrained(pair.base)
+        tuned.save_pretrained(pair.source)
+    pair.change(lambda weights: tune(weights, case.pattern))
+    with pytest.raises(ExtractionError, match=r"adapter\.carry: auto stores what the source alone has"):
+        pair.extracted(task_type="SEQ_CLS")
+    assert "      carry: auto # the source has tensors that the base lacks" in new_manifest(base="base", tuned="source")
+    assert [module.module for module in published().summary.carried] == ["bert.pooler.dense", "classifier"]
