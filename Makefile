@@ -64,7 +64,7 @@ lock: $(VENV)/.ready
 	printf 'build\nhatchling\n' | $(BIN)/uv pip $(HASHED) - --output-file requirements/build.txt >/dev/null
 	$(BIN)/uv pip $(HASHED) pyproject.toml --output-file requirements/release.txt >/dev/null
 	$(BIN)/uv pip $(HASHED) pyproject.toml --extra sign --output-file requirements/release-sign.txt >/dev/null
-	$(BIN)/uv pip $(LOCK) pyproject.toml --extra dev --resolution lowest-direct \
+	$(BIN)/uv pip $(LOCK) pyproject.toml --extra dev --extra vision --resolution lowest-direct \
 		--output-file requirements/lowest.txt >/dev/null
 
 format: $(VENV)/.ready

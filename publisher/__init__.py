@@ -52,6 +52,7 @@ __all__ = [
     "CardError",
     "Check",
     "EngineError",
+    "ExpertTensor",
     "ExtractedAdapter",
     "Extraction",
     "ExtractionError",
@@ -102,7 +103,7 @@ if TYPE_CHECKING:
     from publisher.api.runs import StageOptions, run, validate, verify
     from publisher.manifest.schema import Manifest
     from publisher.records.audit import Audit, Check
-    from publisher.records.extraction import Extraction, ExtractionSummary, ModuleExtraction
+    from publisher.records.extraction import ExpertTensor, Extraction, ExtractionSummary, ModuleExtraction
     from publisher.records.loaders import LoaderVerdict
     from publisher.records.outcome import Outcome, VariantOutcome
     from publisher.records.progress import Progress
@@ -116,7 +117,7 @@ else:  # a type checker must not see it: with it, no misspelt name would be an e
         "publisher.api.runs": ("StageOptions", "run", "validate", "verify"),
         "publisher.manifest.schema": ("Manifest",),
         "publisher.records.audit": ("Audit", "Check"),
-        "publisher.records.extraction": ("Extraction", "ExtractionSummary", "ModuleExtraction"),
+        "publisher.records.extraction": ("ExpertTensor", "Extraction", "ExtractionSummary", "ModuleExtraction"),
         "publisher.records.loaders": ("LoaderVerdict",),
         "publisher.records.outcome": ("Outcome", "VariantOutcome"),
         "publisher.records.progress": ("Progress",),

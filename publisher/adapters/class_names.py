@@ -21,12 +21,14 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from publisher.checkpoints.converting_reader import Conversion, Part
+from publisher.checkpoints.converting_reader import Conversion, Part, Places
 from publisher.checkpoints.dtypes import safetensors_dtype, torch_dtype
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.wrappers import unwrapped
 
-_COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")  # stored by earlier versions of many classes
+_COMPUTED = re.compile(  # masks, frequencies and positions that earlier versions of many classes stored
+    r"(^|\.)(rotary_emb\.inv_freq|position_ids|relative_position_index|(attn|attention)\.(bias|masked_bias|causal_mask))$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ClassNames:
         renamings: transformers' WeightRenamings, in their order.
         converters: transformers' WeightConverters.
         tied: of a parameter that shares another's tensor, the name of that one.
+        tieable: the same of what the class ties if its configuration says so.
         config: of the model.
     """
 
@@ -51,6 +54,7 @@ class ClassNames:
     renamings: tuple[WeightRenaming, ...]
     converters: tuple[WeightConverter, ...]
     tied: Mapping[str, str]
+    tieable: Mapping[str, str]
     config: Any
 
     @classmethod
@@ -68,6 +72,7 @@ class ClassNames:
             renamings=tuple(one for one in transforms if isinstance(one, WeightRenaming)),
             converters=tuple(one for one in transforms if isinstance(one, WeightConverter)),
             tied=dict(getattr(model, "all_tied_weights_keys", None) or {}),
+            tieable=dict(getattr(model, "_tied_weights_keys", None) or {}),
             config=model.config,
         )
 
@@ -87,11 +92,17 @@ class ClassNames:
                 if not self._matches(short, self.computed):
                     found[stored] = header
             elif pattern is not None:
-                parts.setdefault(name, []).append(Part(stored, self._unconverted(short), pattern, header))
+                parts.setdefault(name, []).append(Part(stored, self._unconverted(short, name), pattern, header))
+            elif name in found:  # a second spelling: transformers would take either
+                found[stored] = header
             else:
                 found[name] = header if name == stored else replace(header, stored=stored)
         for first, stored_parts in parts.items():
             found |= self._converted(first, tuple(stored_parts))
+        for name, original in self.tied.items():  # a file may have either
+            if name in found and original not in found and found[name].conversion is None:
+                header = found.pop(name)
+                found[original] = replace(header, stored=header.stored or name)
         return dict(sorted(found.items()))
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
@@ -103,12 +114,13 @@ class ClassNames:
             return name, None
         return found
 
-    def _unconverted(self, name: str) -> str:
-        """Return what the class would call a stored tensor, if it were not converted."""
-        renamed: str = apply_renamings(name, self.renamings)
-        has_prefix = not self.prefix or renamed.startswith(f"{self.prefix}.")
-        is_prefixed = any(one.startswith(f"{self.prefix}.") for one in self.parameters)
-        return renamed if has_prefix or not is_prefixed else f"{self.prefix}.{renamed}"
+    def _unconverted(self, stored: str, name: str) -> str:
+        """Return what the class would call a stored tensor, if it were not converted to the parameter `name`."""
+        renamed: str = apply_renamings(stored, self.renamings)
+        start = f"{self.prefix}."
+        if not self.prefix or name.startswith(start) == renamed.startswith(start):
+            return renamed
+        return f"{start}{renamed}" if name.startswith(start) else renamed.removeprefix(start)
 
     def passes_over(self, name: str) -> bool:
         """Return whether the class loads without a word a checkpoint that has a tensor of this name, or has none."""
@@ -121,8 +133,8 @@ class ClassNames:
 
     def _converted(self, first: str, parts: tuple[Part, ...]) -> dict[str, TensorHeader]:
         """Return the headers of the parameters made of these tensors; of the tensors where they make no such one."""
-        converter = next(one for one in self.converters if parts[0].pattern in one.source_patterns)
-        conversion = Conversion(parts, converter, self.config, first)
+        of_pattern = {pattern: one for one in self.converters for pattern in one.source_patterns}
+        conversion = Conversion(parts, of_pattern[parts[0].pattern], self.config, first, Places(self.parameters))
         stored = {part.name: part.header for part in parts}
         try:
             made = conversion.converted({name: _empty(header) for name, header in stored.items()})
@@ -131,6 +143,7 @@ class ClassNames:
         if any(name not in self.parameters or one.shape != self.parameters[name].shape for name, one in made.items()):
             return stored
         size = sum(header.stop - header.start for header in stored.values())
+        conversion = replace(conversion, places=Places({name: self.parameters[name] for name in made}))
         header = replace(
             parts[0].header, sha256=None, stop=parts[0].header.start + size, scale=None, conversion=conversion
         )

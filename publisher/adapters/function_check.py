@@ -1,6 +1,7 @@
 """Whether base + adapter computes what the merged fine-tune does: logits on fixed inputs, in float32."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ from typing import Any
 import psutil
 import torch
 
-from publisher.adapters.loading import AdapterLocation, load_adapter, whole_model
+from publisher.adapters.loading import AdapterLocation, labels_in, load_adapter, whole_model
 from publisher.adapters.model_inputs import InputError, Inputs, inputs_for, outputs_of, shapes_of
+from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
+from publisher.checkpoints.dtypes import ADAPTER_DTYPES, safetensors_dtype
 from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.snapshots import headers_of
 from publisher.errors import ValidationError
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
+from publisher.records.extraction import Extraction
 from publisher.records.validation import FunctionCheck
 
 FUNCTION_LIMIT = 0.5  # of the way from the fine-tune's logits to the base's
@@ -33,13 +38,17 @@ def function_obstacle(headers: Mapping[str, TensorHeader]) -> str | None:
     return f"the model needs {needed / 1e9:.1f} GB in float32 and {free / 1e9:.1f} GB of memory can be used"
 
 
-def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, staged: Path) -> FunctionCheck | str:
+def require_function(
+    variant: Variant, extraction: Extraction, *, base: Snapshot, tuned: Snapshot, staged: Path
+) -> FunctionCheck | str:
     """Compare the logits of base + adapter with those of the merged fine-tune, one model in memory at a time.
 
-    A class without logits is compared by its last hidden state, or by all values that it gives.
+    A class without logits is compared by its last hidden state, or by all values that it gives. Where the release was
+    rounded to a shorter dtype than the base's files have, so are both models here, as the merge was (`extraction`).
 
     Args:
         variant: the manifest's entry, which names the class.
+        extraction: of the adapter, which says how the release was merged.
         base: the base, whole on this machine.
         tuned: the merged fine-tune, whole on this machine.
         staged: the folder of the adapter.
@@ -51,14 +60,21 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
         ValidationError: the adapter changes nothing, leads less than half of the way to the fine-tune, or cannot be
             called as PEFT wraps the class for the manifest's task type.
     """
-    plain = whole_model(variant.model_class, base.folder)
+    location = AdapterLocation(staged)
+    before, after = _casts(extraction, base=base, tuned=tuned)
+    plain = _base(variant, base, labels=labels_in(location), cast=before)
     try:
         inputs, without = _first_run(plain)
     except InputError as error:
         return str(error)
-    adapted, complaints = load_adapter(plain, AdapterLocation(staged))
+    adapted, complaints = load_adapter(plain, location)
     require_no_problems(complaints, f"PEFT complains about {staged}")
     with_adapter = _run_by_peft(adapted, inputs, variant)
+    if after is not None:
+        with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
+        del plain, adapted
+        plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
+        without = outputs_of(plain, inputs)
     del plain, adapted
     released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
     check = _function_check(with_adapter, without, released=released, inputs=inputs)
@@ -72,6 +88,42 @@ def require_function(variant: Variant, *, base: Snapshot, tuned: Snapshot, stage
             next_step="compare source, base and rank in the manifest with how the release was trained",
         )
     return check
+
+
+def _casts(extraction: Extraction, *, base: Snapshot, tuned: Snapshot) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """Return the dtypes that a longer base was cast to before the merge, and what it gave after; None for no cast."""
+    stored, released = (_usual_dtype(headers_of(side)) for side in (base, tuned))
+    ways = extraction.summary.merge_arithmetic
+    way = max(ways, key=lambda one: one.modules) if ways else None
+    rounded = released if way is None else ADAPTER_DTYPES[way.rounded_to]
+    if torch.promote_types(stored, rounded) == rounded:
+        return None, None
+    return (rounded, None) if way is None or way.merged_in == way.rounded_to else (None, rounded)
+
+
+def _usual_dtype(headers: Mapping[str, TensorHeader]) -> torch.dtype:
+    """Return the dtype of most elements that is one of weights."""
+    sizes = Counter[str]()
+    for header in headers.values():
+        sizes[header.dtype] += math.prod(header.shape)
+    known: dict[str, torch.dtype] = {safetensors_dtype(dtype): dtype for dtype in ADAPTER_DTYPES.values()}
+    return known.get(max(sizes, key=sizes.__getitem__), torch.bfloat16)
+
+
+def _base(variant: Variant, base: Snapshot, *, labels: int | None, cast: torch.dtype | None) -> Any:
+    """Return the base in float32, in the quantisation that it is read in, and with its values cast to a dtype."""
+    model = whole_model(variant.model_class, base.folder, labels=labels)
+    set_quantised(model, base.quantised)
+    return _cast(model, cast)
+
+
+def _cast(model: Any, dtype: torch.dtype | None) -> Any:
+    """Return the model with its parameters rounded to a dtype, in place; they stay in float32."""
+    if dtype is not None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(dtype))
+    return model
 
 
 def _function_check(with_adapter: _Outputs, without: _Outputs, *, released: _Outputs, inputs: Inputs) -> FunctionCheck:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import math
+import re
 import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ def load_on_config(
         ValidationError: transformers has no such class, it is not for this configuration, or PEFT refuses the
             adapter altogether.
     """
-    model = empty_model(model_class, configuration(config))
+    model = empty_model(model_class, configuration(config, labels=labels_in(adapter)))
     there = dict(model.named_modules())
     lost = [name for name in linears if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
     if lost:
@@ -195,14 +196,22 @@ def empty_model(model_class: str, config: Any) -> Any:
         return found._from_config(config)  # noqa: SLF001 - transformers' own way to build from a config
 
 
-def whole_model(model_class: str, folder: Path) -> Any:
+def whole_model(model_class: str, folder: Path, *, labels: int | None = None) -> Any:
     """Return the model with the weights in this folder, in float32.
+
+    Args:
+        model_class: a class of transformers.
+        folder: of the checkpoint.
+        labels: of the head, where the checkpoint has another one or none.
+
+    Returns:
+        The model, for inference.
 
     Raises:
         FetchError: there is no readable config.json.
         ValidationError: transformers has no such class, or refuses the folder.
     """
-    config, found = configuration(folder), class_named(model_class)
+    config, found = configuration(folder, labels=labels), class_named(model_class)
     if (quantisation := readable_quantisation(read_config(folder))) is not None:
         config.quantization_config = quantisation
     what = f"{model_class} in {folder}"
@@ -212,13 +221,21 @@ def whole_model(model_class: str, folder: Path) -> Any:
             config=config,
             dtype=torch.float32,
             local_files_only=True,
+            ignore_mismatched_sizes=labels is not None,
             key_mapping=key_mapping(read_headers(folder)),
         )
         return loaded.eval()
 
 
-def configuration(folder: Path) -> Any:
+def configuration(folder: Path, *, labels: int | None = None) -> Any:
     """Return the model's configuration, from config.json in this folder.
+
+    Args:
+        folder: of the checkpoint.
+        labels: how many the head has, where config.json says otherwise.
+
+    Returns:
+        The configuration of transformers.
 
     Raises:
         FetchError: there is no readable config.json.
@@ -236,7 +253,23 @@ def configuration(folder: Path) -> Any:
         Path(scratch, MODEL_CONFIG).write_text(json.dumps(checked), encoding="utf-8")
         found = transformers.AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
     found._name_or_path = str(folder)  # noqa: SLF001 - where transformers keeps it
+    if labels is not None and labels != found.num_labels:
+        found.num_labels = labels
     return found
+
+
+def labels_in(adapter: AdapterLocation) -> int | None:
+    """Return how many labels the head has that an adapter holds whole; None where it holds none.
+
+    Raises:
+        ValidationError: more than any head has.
+    """
+    found = [header.shape[0] for name, header in file_headers(adapter.weights).items() if _HEAD.search(name)]
+    if found and not 0 < found[0] <= LIMITS.counts:
+        raise ValidationError(
+            f"{adapter.weights} has a head of {found[0]:,} labels", expected=f"at most {LIMITS.counts:,}"
+        )
+    return found[0] if found else None
 
 
 @contextlib.contextmanager
@@ -338,6 +371,7 @@ def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -
     return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry, wrapped)]
 
 
+_HEAD = re.compile(r"\.(score|classifier|classifier\.out_proj|qa_outputs)\.weight$")  # the last of a head's weights
 _DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
 _FEW_NUMBERS = 1 << 26  # that PEFT may make beside a table, whatever the file holds
 _OTHER_BASE = (

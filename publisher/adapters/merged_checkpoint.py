@@ -18,6 +18,7 @@ from publisher.adapters.loading import configuration, empty_model
 from publisher.adapters.merging import MergeInputs, replacements
 from publisher.checkpoints.files import INDEX, MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
+from publisher.checkpoints.nf4_reader import quantised_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.checkpoints.rewriting import RewrittenFile, rewritten
 from publisher.checkpoints.snapshots import headers_of, reader_of
@@ -48,6 +49,7 @@ def open_inputs(extraction: Extraction, base: Snapshot, *, staged: Path) -> Iter
     """
     model = empty_model(extraction.settings.model_class, configuration(base.folder))
     headers, adapter = ClassNames.of(model).applied(headers_of(base)), file_headers(staged / ADAPTER)
+    headers = quantised_headers(headers, extraction.summary.base_quantisation)
     if RESIDUAL in extraction.summary.written:
         adapter |= file_headers(staged / RESIDUAL)
     with reader_of(base, headers) as bases, TensorReader(adapter) as adapters:

@@ -134,7 +134,10 @@ def _require_places(inputs: MergeInputs) -> None:
 
 
 def _dequantised(inputs: MergeInputs) -> Iterator[tuple[str, Replacement | None]]:
-    """Yield every FP8 weight in bf16, and None for its scales."""
+    """Yield every FP8 weight in bf16, and None for its scales; and every weight that a QLoRA's base had in 4 bits."""
+    for name, header in inputs.base.items():
+        if header.quantised is not None:
+            yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))
     for name, header in parts_of(inputs.base).items():
         if header.scale is not None:
             yield name, Replacement(header.dtype, header.shape, partial(inputs.base_reader.read, name))

@@ -53,4 +53,7 @@ def _layout_problems(layer: Any, tensor: ExpertTensor) -> Iterator[str]:
 def applies_to_parameters(entry: warnings.WarningMessage, wrapped: Collection[str]) -> bool:
     """Return whether PEFT calls keys of a pattern idle that it did apply, to parameters: it looks at modules alone."""
     told = _IDLE_KEYS.fullmatch(str(entry.message))
-    return told is not None and all(key in wrapped for key in re.findall(r"'([^']*)'", told[1]))
+    if told is None:
+        return False
+    keys = re.findall(r"'([^']*)'", told[1])
+    return all(any(f".{name}".endswith(f".{key}") for name in wrapped) for key in keys)

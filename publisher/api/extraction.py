@@ -20,7 +20,7 @@ from publisher.errors import ManifestError
 from publisher.manifest.new import new_manifest
 from publisher.manifest.reading import parse_manifest
 from publisher.pipeline.run import Run, run
-from publisher.records.extraction import Extraction, ExtractionSummary, ModuleExtraction
+from publisher.records.extraction import ExpertTensor, Extraction, ExtractionSummary, ModuleExtraction
 from publisher.records.filenames import EXTRACTION
 from publisher.records.files import flush, room_in, write_text
 from publisher.records.loaders import LoaderVerdict
@@ -57,6 +57,11 @@ class ExtractedAdapter:
     def modules(self) -> tuple[ModuleExtraction, ...]:
         """The figures of each adapted module, sorted by name."""
         return self.extraction.modules
+
+    @property
+    def experts(self) -> tuple[ExpertTensor, ...]:
+        """The figures of each expert, by the parameter that holds it; none in a model without experts."""
+        return self.extraction.experts
 
     def save(self, folder: str | Path) -> Path:
         """Write the adapter's files and its evidence to a folder, which appears whole or not at all.

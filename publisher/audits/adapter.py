@@ -71,6 +71,17 @@ class Adapter:
         """
         return cls(path, folder, variant, _config(folder), _headers(folder), _extraction(folder))
 
+    def fields(self) -> Mapping[str, Any]:
+        """Return the known fields of the configuration.
+
+        Raises:
+            UncheckedError: one of them is wrong, as the check of the configuration says.
+        """
+        try:
+            return reduced(needed(self.config, ADAPTER_CONFIG)).fields
+        except ValidationError as error:
+            raise UncheckedError(error.found) from error
+
     def pairs(self) -> dict[str, tuple[TensorHeader, TensorHeader]]:
         """Return the headers of A and B of each module that has both, by module name; there is at least one.
 
@@ -215,21 +226,9 @@ def _complaints(name: str, blocks: Iterable[torch.Tensor]) -> Iterator[str]:
         yield f"{name} is all zero: the module changes nothing"
 
 
-def _fields(adapter: Adapter) -> Mapping[str, Any]:
-    """Return the known fields of the configuration.
-
-    Raises:
-        UncheckedError: one of them is wrong, as the check of the configuration says.
-    """
-    try:
-        return reduced(needed(adapter.config, ADAPTER_CONFIG)).fields
-    except ValidationError as error:
-        raise UncheckedError(error.found) from error
-
-
 def targets(adapter: Adapter) -> str:
     """Check that target_modules selects every module of the file by PEFT's own rule, and names none that it lacks."""
-    fields, pairs = _fields(adapter), adapter.pairs()
+    fields, pairs = adapter.fields(), adapter.pairs()
     wrappers = wrapping(fields, pairs)
     modules = [name for name in pairs if name not in wrappers]
     wanted = fields.get("target_modules")
@@ -268,7 +267,7 @@ def _unwrapped(entries: Sequence[str], wrappers: Mapping[str, Sequence[str]]) ->
 
 def scale(adapter: Adapter) -> str:
     """Check that the ranks are those of the tensors, and that no forgotten pattern scales a module otherwise."""
-    found, modules = _fields(adapter), adapter.pairs()
+    found, modules = adapter.fields(), adapter.pairs()
     ranks, alphas = (found.get(field, {}) for field in ("rank_pattern", "alpha_pattern"))
     rank_keys, alpha_keys = (Keys(list(patterns)) for patterns in (ranks, alphas))
     scales: Counter[float] = Counter()

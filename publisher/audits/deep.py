@@ -199,7 +199,8 @@ def extracted_again(case: _Case) -> str:
     def report(what: str) -> None:
         case.bench.progress(what, len(again) + len(experts_again), len(modules) + len(experts))
 
-    with open_pair(base=case.base, tuned=case.tuned, names=_structure(case).names.applied) as both:
+    base = case.extraction.as_merged(case.base)
+    with open_pair(base=base, tuned=case.tuned, names=_structure(case).names.applied) as both:
         job = Extracting(both.snapshots, case.variant.adapter, known=_known(case.extraction))
         with case.bench.engine.run(job, map(both.tensors, modules), report=report) as results:
             for pair, module in results:
@@ -279,7 +280,7 @@ def reconstruction(case: _Case) -> str:
         raise UncheckedError("the adapter's tensors are not those of extraction.json") from None
     largest = require_claims(
         case.extraction,
-        base=case.base,
+        base=case.extraction.as_merged(case.base),
         tuned=case.tuned,
         names=_structure(case).names.applied,
         staged=case.folder,
@@ -291,7 +292,7 @@ def reconstruction(case: _Case) -> str:
 
 def _structure(case: _Case) -> Structure:
     """Return what the manifest's class knows; its names are those of the modules."""
-    return structure_of(case.variant.model_class, case.base.folder)
+    return structure_of(case.variant.model_class, case.base.folder, head_of=case.tuned.folder)
 
 
 def _require_modules(case: _Case) -> None:
@@ -315,7 +316,8 @@ def function(case: _Case) -> str:
         raise UncheckedError(obstacle)
     case.bench.progress(f"comparing logits of {case.variant.label}")
     with quiet():
-        seen = require_function(case.variant, base=case.base, tuned=case.tuned, staged=case.folder)
+        base = case.extraction.as_merged(case.base)
+        seen = require_function(case.variant, case.extraction, base=base, tuned=case.tuned, staged=case.folder)
     if isinstance(seen, str):
         raise UncheckedError(seen)
     return f"logits {percent(seen.ratio)} of the way from the source's to the base's"

@@ -417,7 +417,10 @@ def _loads(adapter: Adapter, base: Path) -> str:
         if seen.unchecked:
             raise UncheckedError(seen.unchecked)
         if not seen.findings:
-            return "; ".join([f"PEFT loads {len(subject.factors)} modules whole on {name}", *seen.notes])
+            wrapped = len(subject.wrapped)
+            parameters = f" and {counted(wrapped, 'parameter')}" if wrapped else ""
+            told = f"PEFT loads {len(subject.factors) - wrapped} modules{parameters} whole on {name}"
+            return "; ".join([told, *seen.notes])
         troubles.append(f"on {name}:\n{listed([one.what for one in seen.findings])}")
     if not troubles:
         raise UncheckedError(f"transformers {transformers.__version__} has no class that the base's config names")

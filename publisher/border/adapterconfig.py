@@ -24,7 +24,14 @@ _ITERATIONS: Final = re.compile(r"[a-z_]+_niter_[0-9]{1,3}")
 _BITS: Final = (2, 4, 8)  # of a weight, by LoftQ
 _ROUNDS: Final = 100  # of LoftQ
 _BY_PATTERN: Final = ("rank_pattern", "alpha_pattern")
-_MATCHING: Final = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save")
+_MATCHING: Final = (
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "modules_to_save",
+)
 
 
 @dataclass(frozen=True, slots=True)

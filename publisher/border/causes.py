@@ -21,6 +21,7 @@ _EXTRAS: Final = {
     "starlette": "localhub",
     "uvicorn": "localhub",
     "model_signing": "sign",
+    "torchvision": "vision",
 }
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WIDTH: Final = 400  # characters of another's message

@@ -34,6 +34,21 @@ class Part:
     header: TensorHeader
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Stands for the model where a converter asks what it makes: one that splits goes by the shapes of its targets.
+
+    Attributes:
+        parameters: what has the shape of each, by name.
+    """
+
+    parameters: "Mapping[str, torch.Tensor | TensorHeader]"
+
+    def get_parameter(self, name: str) -> "torch.Tensor | TensorHeader":
+        """Return what has the shape of a parameter, as a module does."""
+        return self.parameters[name]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversion:
     """How parameters are made of stored tensors.
@@ -43,19 +58,21 @@ class Conversion:
         converter: transformers' WeightConverter, without tensors.
         config: of the model.
         first: the parameter that the converter is called by; it may make several of the same tensors.
+        places: of the parameters that it makes.
     """
 
     parts: tuple[Part, ...]
     converter: Any
     config: Any
     first: str
+    places: Places
 
     def converted(self, tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """Return the parameters, by name, that the converter makes of the stored tensors, by name."""
         converter = deepcopy(self.converter)
         for part in self.parts:
             converter.add_tensor(self.first, part.name, part.pattern, tensors[part.name])
-        return _alone(converter.convert(self.first, model=None, config=self.config))
+        return _alone(converter.convert(self.first, model=self.places, config=self.config))
 
     def reverted(self, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
         """Return the stored tensors, by name, of which all of these parameters, by name, are made."""
@@ -64,12 +81,31 @@ class Conversion:
         for name, parameter in parameters.items():
             keys[name], pattern = converter.rename_source_key(name)
             converter.add_tensor(keys[name], name, pattern, parameter)
-        made = _alone(converter.convert(keys[self.first], model=None, config=self.config))
+        places = Places({part.renamed: part.header for part in self.parts})
+        made = _alone(converter.convert(keys[self.first], model=places, config=self.config))
         return {part.name: made[part.renamed] for part in self.parts}
 
 
 def _alone(made: "Mapping[str, list[torch.Tensor] | torch.Tensor]") -> "dict[str, torch.Tensor]":
     return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+
+
+def in_parts_beside(
+    headers: Mapping[str, TensorHeader], others: Mapping[str, TensorHeader]
+) -> Mapping[str, TensorHeader]:
+    """Return the headers with stored parts where the other checkpoint has them as they are, since it lacks some.
+
+    So what it lacks is seen by its name.
+    """
+    apart = {
+        name: {part.name: part.header for part in header.conversion.parts}
+        for name, header in headers.items()
+        if header.conversion is not None and any(part.name in others for part in header.conversion.parts)
+    }
+    if not apart:
+        return headers
+    kept = {name: header for name, header in headers.items() if name not in apart}
+    return dict(sorted((kept | {name: one for parts in apart.values() for name, one in parts.items()}).items()))
 
 
 def parts_of(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:

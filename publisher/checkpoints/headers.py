@@ -23,6 +23,7 @@ from publisher.checkpoints.files import (
 )
 from publisher.checkpoints.tensor_formats import require_plain
 from publisher.errors import FetchError
+from publisher.records.checkpoint import Quantisation
 
 if TYPE_CHECKING:
     from publisher.checkpoints.converting_reader import Conversion
@@ -61,6 +62,19 @@ class Mxfp4:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantised:
+    """How a base's weight is read that a QLoRA was trained on: quantised and dequantised.
+
+    Attributes:
+        stored: header of the weight as it is stored.
+        how: the quantisation.
+    """
+
+    stored: "TensorHeader"
+    how: Quantisation
+
+
+@dataclass(frozen=True, slots=True)
 class TensorHeader:
     """What a file's header says of one tensor.
 
@@ -72,6 +86,7 @@ class TensorHeader:
         start: offset of its first byte in the file.
         stop: offset of the byte after its last.
         scale: of a weight in FP8 that is read dequantised (`fp8_reader`); None of any other tensor.
+        quantised: of a base's weight that is read as its quantisation leaves it (`nf4_reader`); None of any other.
         mxfp4: the parts of experts that are read dequantised (`mxfp4_reader`); None of any other tensor.
         conversion: how it is made of the tensors that are stored (`converting_reader`); None of any other tensor.
         stored: its name in the file, where the model class has another one; None where that is the same.
@@ -84,6 +99,7 @@ class TensorHeader:
     start: int = 0
     stop: int = 0
     scale: Scale | None = field(default=None, kw_only=True)
+    quantised: Quantised | None = field(default=None, kw_only=True)
     mxfp4: Mxfp4 | None = field(default=None, kw_only=True)
     conversion: "Conversion | None" = field(default=None, kw_only=True)
     stored: str | None = field(default=None, kw_only=True)

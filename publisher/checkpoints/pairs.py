@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from publisher.checkpoints.converting_reader import in_parts_beside
 from publisher.checkpoints.headers import TensorHeader
+from publisher.checkpoints.nf4_reader import QuantisedReader, quantised_headers
 from publisher.checkpoints.reading import Reader
 from publisher.checkpoints.snapshots import headers_of, reader_of
-from publisher.records.checkpoint import Snapshot
+from publisher.records.checkpoint import QuantisedBase, Snapshot
 
 T = TypeVar("T")
 Naming = Callable[[Mapping[str, TensorHeader]], Mapping[str, TensorHeader]]
@@ -52,6 +54,18 @@ class CheckpointPair:
     headers: Sides[Mapping[str, TensorHeader]]
     readers: Sides[Reader]
 
+    def on_quantised(self, how: QuantisedBase | None) -> "CheckpointPair":
+        """Return the pair with its base read in this quantisation; as it is where that is None."""
+        if how is None:
+            return self
+        headers = quantised_headers(self.headers.base, how)
+        base = self.snapshots.base.model_copy(update={"quantised": how})
+        return CheckpointPair(
+            Sides(base=base, tuned=self.snapshots.tuned),
+            Sides(base=headers, tuned=self.headers.tuned),
+            Sides(base=QuantisedReader(self.readers.base, headers), tuned=self.readers.tuned),
+        )
+
     def tensors(self, name: str) -> TensorPair:
         """Return the tensor that both have by this name."""
         return TensorPair(name=name, base=self.headers.base[name], tuned=self.headers.tuned[name])
@@ -72,7 +86,10 @@ def open_pair(*, base: Snapshot, tuned: Snapshot, names: Naming) -> Iterator[Che
     Raises:
         FetchError, HubError: as `headers_of` and `reader_of`.
     """
-    headers = Sides[Mapping[str, TensorHeader]](base=names(headers_of(base)), tuned=names(headers_of(tuned)))
+    of_both = Sides(base=quantised_headers(names(headers_of(base)), base.quantised), tuned=names(headers_of(tuned)))
+    headers = Sides[Mapping[str, TensorHeader]](
+        base=in_parts_beside(of_both.base, of_both.tuned), tuned=in_parts_beside(of_both.tuned, of_both.base)
+    )
     with reader_of(base, headers.base) as of_base, reader_of(tuned, headers.tuned) as of_tuned:
         yield CheckpointPair(Sides(base=base, tuned=tuned), headers, Sides(base=of_base, tuned=of_tuned))
 

@@ -14,6 +14,7 @@ from publisher.checkpoints.files import read_config
 from publisher.checkpoints.fp8_reader import DequantisingReader, dequantised_headers, stored_headers
 from publisher.checkpoints.headers import TensorHeader, read_headers
 from publisher.checkpoints.mxfp4_reader import UnpackingReader, packed_headers, unpacked_headers
+from publisher.checkpoints.nf4_reader import QuantisedReader, unquantised_headers
 from publisher.checkpoints.reading import Reader, TensorReader
 from publisher.checkpoints.remote_headers import streamed_headers
 from publisher.checkpoints.streaming import StreamReader
@@ -59,7 +60,8 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
         FetchError: a local checkpoint is not on this machine.
     """
     remote = _is_remote(snapshot)
-    dequantised = parts_of(headers)
+    unquantised = unquantised_headers(headers)
+    dequantised = parts_of(unquantised)
     unpacked = stored_headers(dequantised)
     files = {
         name: replace(header, file=snapshot.folder / header.file.name)
@@ -68,7 +70,8 @@ def reader_of(snapshot: Snapshot, headers: Mapping[str, TensorHeader]) -> Iterat
     with nullcontext(StreamReader(snapshot, files)) if remote else TensorReader(files) as plain:
         reader: Reader = UnpackingReader(plain, unpacked) if len(files) > len(unpacked) else plain
         reader = DequantisingReader(reader, dequantised) if len(unpacked) > len(dequantised) else reader
-        yield ConvertingReader(reader, headers) if dequantised.keys() != headers.keys() else reader
+        reader = ConvertingReader(reader, unquantised) if dequantised.keys() != headers.keys() else reader
+        yield QuantisedReader(reader, headers) if any(header.quantised for header in headers.values()) else reader
 
 
 def _is_remote(snapshot: Snapshot) -> bool:
@@ -90,4 +93,4 @@ def not_here(snapshot: Snapshot) -> FetchError:
 
 def absolute(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with an absolute path, for a process that works in another folder."""
-    return Snapshot(checkpoint=snapshot.checkpoint, folder=snapshot.folder.absolute(), streamed=snapshot.streamed)
+    return snapshot.model_copy(update={"folder": snapshot.folder.absolute()})

@@ -295,10 +295,10 @@ def _shown_format(tensors: Mapping[str, Described]) -> tuple[str, str] | None:
             if any(sign.shows(name, tensors) for sign in kind.signs) and not is_mxfp4(name, tensors):
                 return kind.name, name
     for name, one in tensors.items():
-        if one.dtype in _FP8 and (how := _unread_fp8(tensors.get(f"{name}_scale_inv"))):
+        is_weight = name.endswith(("weight", "proj")) and len(one.shape) >= _MATRIX
+        if is_weight and one.dtype in _FP8 and (how := _unread_fp8(tensors.get(f"{name}_scale_inv"))):
             return how, name
-        codes = name.endswith(("weight", "proj")) and one.dtype in _CODES and len(one.shape) >= _MATRIX
-        if codes or one.dtype in UNREAD_BITS:
+        if (is_weight and one.dtype in _CODES) or one.dtype in UNREAD_BITS:
             return f"weights packed in {one.dtype}", name
     return None
 
@@ -318,12 +318,14 @@ def _unread_fp8(scale: Described | None) -> str:
 def is_mxfp4(name: str, tensors: Mapping[str, Described]) -> bool:
     """Return whether a tensor is the blocks or the scales of experts in MXFP4, in the shapes of gpt-oss.
 
-    Blocks are U8 of shape (experts, out, in / 32, 16), scales U8 of shape (experts, out, in / 32).
+    Blocks are U8 of shape (experts, out, in / 32, 16), scales U8 of shape (experts, out, in / 32). No tensor has the
+    name that they are read by.
     """
     stem, _, ending = name.rpartition("_")
     blocks, scales = tensors.get(f"{stem}_blocks"), tensors.get(f"{stem}_scales")
     return (
         ending in {"blocks", "scales"}
+        and stem not in tensors
         and blocks is not None
         and scales is not None
         and blocks.dtype == scales.dtype == "U8"

@@ -10,12 +10,12 @@ from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.model_structure import Structure
-from publisher.extraction.modules_to_save import module_of
 from publisher.extraction.preflight import sizes
+from publisher.extraction.tensor_names import module_of
 
 _CARRY_OR_IGNORE = (
-    "in the manifest, name them under adapter.ignore to leave them out knowingly, or under adapter.carry to store "
-    "their modules whole"
+    "in the manifest, write adapter.carry: auto to store their modules whole, or name them there or under "
+    "adapter.ignore, to leave them out knowingly"
 )
 
 
@@ -83,7 +83,7 @@ def obstacle_of(
             next_step="correct model_class in the manifest if another class was saved, or name the tensors under "
             "adapter.ignore to leave them out knowingly",
         )
-    stuck = tuple(name for name in changed if not _is_linear(name, headers[name], structure))
+    stuck = tuple(name for name in changed if not is_adaptable(name, headers[name], structure))
     if stuck:
         return Obstacle(
             stuck,
@@ -103,7 +103,18 @@ def obstacle_of(
     return None
 
 
-def _is_linear(name: str, header: TensorHeader, structure: Structure) -> bool:
-    """Return whether the tensor is the weight of a linear module, in a dtype that a LoRA goes with."""
+def is_adaptable(name: str, header: TensorHeader, structure: Structure) -> bool:
+    """Return whether a LoRA can hold a change of this tensor: the weight of a linear module, or experts' parameter.
+
+    Args:
+        name: of the tensor, by the class.
+        header: of it in the merged fine-tune.
+        structure: of the model class.
+
+    Returns:
+        Whether a LoRA of PEFT can; it may refuse the module all the same.
+    """
+    if name in structure.wrappable:
+        return True
     is_weight = name.endswith(".weight") and header.dtype in LORA_DTYPES
     return is_weight and module_of(name) in structure.linear | structure.transposed

@@ -14,15 +14,19 @@ import torch
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
-from publisher.errors import ExtractionError, counted
-from publisher.extraction.adaptable import Obstacle, obstacle_of
+from publisher.errors import ExtractionError, counted, listed
+from publisher.extraction.adaptable import Obstacle, is_adaptable, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.model_structure import Structure
-from publisher.extraction.modules_to_save import modules_to_save
+from publisher.extraction.modules_to_save import is_storable, modules_to_save
 from publisher.extraction.preflight import layers_of, preflight, selected
+from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
-from publisher.extraction.tied_copies import without_tied_copies
+from publisher.extraction.tied_copies import copied_on_both_sides, without_tied_copies
+from publisher.manifest.fields import AUTO
 from publisher.manifest.schema import AdapterSettings
+from publisher.manifest.task_types import heads_of
+from publisher.records.checkpoint import QuantisedBase
 from publisher.records.extraction import DifferentTensor, SavedModule
 from publisher.records.progress import Progress
 
@@ -43,6 +47,9 @@ class Comparison:
         layers: the layers of the changed modules.
         layers_total: how many layers the model has.
         experts: names of the parameters of experts that differ, sorted; none of them is in `changed`.
+        labels: of the head that is stored whole, where the base's config.json says otherwise.
+        quantised: the quantisation of the base that the fine-tune was merged into; of those tensors, equal are those
+            that are the dequantised base.
     """
 
     changed: tuple[str, ...]
@@ -56,11 +63,14 @@ class Comparison:
     fp8: tuple[str, ...] = ()
     mxfp4: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    labels: int | None = None
 
     @property
     def adapted(self) -> tuple[str, ...]:
         """All tensors that the adapter has factors for."""
         return (*self.changed, *self.experts)
+
+    quantised: QuantisedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +115,29 @@ def compare(
     """
     both = without_tied_copies(both, structure.names.tied)
     base, tuned = both.headers
-    ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
-    carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
+    choice = _choice_of(settings, both, structure=structure)
     optional = {name for name in base.keys() ^ tuned.keys() if structure.names.passes_over(name)}
-    mismatched = preflight(base=base, tuned=tuned, ignored=ignored, optional=optional)
+    optional |= choice.stored_anyway
+    mismatched = preflight(base=base, tuned=tuned, ignored=choice.ignored, optional=optional, names=structure.names)
     shared = [name for name in tuned if name in base and tuned[name].shape == base[name].shape]
     different = different_tensors(both, shared, engine=engine, progress=progress)
-    found = _sorted(different, both, ignored=ignored, carried=carried)
+    copies = copied_on_both_sides(both, different, tied=structure.names.tied)
+    shared = [name for name in shared if name not in copies]
+    different = tuple(name for name in different if name not in copies)
+    quantised = quantised_base(both, [name for name in different if structure.is_linear_weight(name)])
+    if quantised is not None:
+        both = both.on_quantised(quantised)
+        adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
+        different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
+    found = _sorted(different, both, choice, structure=structure)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)
     obstacle = obstacle_of(changed, found.saved, tuned, structure=structure)
     if obstacle is not None:
         shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
         raise obstacle.error(tuned, shares)
-    squares = squared_norms(both, [*found.ignored, *found.saved], engine=engine, progress=progress)
+    weighed = [*found.ignored, *(name for name in found.saved if name in shared)]
+    squares = squared_norms(both, weighed, engine=engine, progress=progress)
     layers, layers_total = layers_of(found.changed, tuned)
     sides = (("source", tuned), ("base", base))
     return Comparison(
@@ -136,6 +155,8 @@ def compare(
         fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
         mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
         experts=experts,
+        labels=structure.labels if choice.heads & found.whole.keys() else None,
+        quantised=quantised,
     )
 
 
@@ -143,31 +164,85 @@ def _by_name(*sides: Mapping[str, TensorHeader]) -> dict[str, list[TensorHeader]
     return {name: [side[name] for side in sides if name in side] for name in {key for side in sides for key in side}}
 
 
-def _sorted(
-    different: tuple[str, ...], both: CheckpointPair, *, ignored: Collection[str], carried: Collection[str]
-) -> _Sorted:
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the manifest and the task type say of tensors that a LoRA cannot hold.
+
+    Attributes:
+        ignored: tensors that are left out.
+        carried: tensors whose modules are stored whole where they differ; None where this tool chooses.
+        heads: modules that are stored whole in any case.
+        stored_anyway: tensors of these modules, and those that the base lacks or has otherwise: they need none there.
+    """
+
+    ignored: frozenset[str]
+    carried: frozenset[str] | None
+    heads: frozenset[str]
+    stored_anyway: frozenset[str]
+
+
+def _choice_of(settings: AdapterSettings, both: CheckpointPair, *, structure: Structure) -> _Choice:
     base, tuned = both.headers
-    kept = [name for name in different if name not in ignored]
-    whole = modules_to_save([name for name in kept if name in carried], base=base, tuned=tuned)
+    ignored = selected("ignore", settings.ignore, _by_name(base, tuned), of="in either checkpoint")
+    carried = None
+    if settings.carry != AUTO:
+        carried = selected("carry", settings.carry, _by_name(tuned), of="of the source")
+    heads = heads_of(settings.task_type, structure.every)
+    alone = {name for name in tuned if name not in base or base[name].shape != tuned[name].shape}
+    alone = {name for name in alone - ignored if name in structure.names.parameters and is_storable(name, structure)}
+    of_heads = {name for name in {*tuned, *base} if any(name.startswith(f"{head}.") for head in heads)}
+    stored = of_heads | (alone if carried is None else alone & carried)
+    return _Choice(ignored, carried, heads, frozenset(stored))
+
+
+def _sorted(different: tuple[str, ...], both: CheckpointPair, choice: _Choice, *, structure: Structure) -> _Sorted:
+    tuned = both.headers.tuned
+    kept = [name for name in different if name not in choice.ignored]
+    if choice.carried is None:
+        chosen = [
+            name for name in kept if not is_adaptable(name, tuned[name], structure) and is_storable(name, structure)
+        ]
+    else:
+        chosen = [name for name in kept if name in choice.carried]
+    chosen += [name for name in choice.stored_anyway if name in tuned]
+    whole = modules_to_save(chosen, choice.heads, tuned, structure=structure)
     saved = {name for tensors in whole.values() for name in tensors}
+    _require_none_ignored(saved & choice.ignored - _equal_tensors(both, different))
     changed = tuple(name for name in kept if name not in saved)
-    _require_change(changed, different)
-    return _Sorted(different, tuple(name for name in different if name in ignored), whole, changed)
+    _require_change(changed, different, whole)
+    return _Sorted(different, tuple(name for name in different if name in choice.ignored), whole, changed)
 
 
-def _require_change(changed: Sequence[str], different: Sequence[str]) -> None:
+def _equal_tensors(both: CheckpointPair, different: Collection[str]) -> set[str]:
+    base, tuned = both.headers
+    return {name for name in base.keys() & tuned.keys() if base[name].shape == tuned[name].shape} - set(different)
+
+
+def _require_none_ignored(names: Collection[str]) -> None:
+    if names:
+        raise ExtractionError(
+            f"adapter.ignore leaves out tensors of modules that are stored whole:\n{listed(sorted(names))}\n",
+            expected="modules that are stored with all their tensors, since PEFT replaces a module as a whole",
+            next_step="name all tensors of these modules under adapter.ignore, or none",
+        )
+
+
+def _require_change(changed: Sequence[str], different: Sequence[str], whole: Collection[str]) -> None:
     if changed:
         return
-    if different:
+    next_step = "correct adapter.ignore in the manifest"
+    if whole and different:
+        found = f"all that differs is stored whole, in {counted(len(whole), 'module')}"
+        next_step = "publish these modules as they are, or correct adapter.carry in the manifest"
+    elif different:
         found = f"adapter.ignore leaves out everything that differs ({counted(len(different), 'tensor')})"
-        where = "adapter.ignore"
     else:
         found = "base and source are equal in every tensor"
-        where = "source or base"
+        next_step = "correct source or base in the manifest"
     raise ExtractionError(
         f"{found}, so there is nothing to publish",
         expected="a source whose linear weights differ from the base's",
-        next_step=f"correct {where} in the manifest",
+        next_step=next_step,
     )
 
 
@@ -199,8 +274,10 @@ def _saved(
     squares: Mapping[str, float],
     tied: tuple[str, ...],
 ) -> SavedModule:
+    """Return the record of a module; without a norm where the base has not all of its tensors, in these shapes."""
     for name in tensors:
-        if not math.isfinite(squares[name]) and not bool(torch.isfinite(both.readers.tuned.read(name)).all()):
+        known = squares.get(name, math.inf)
+        if not math.isfinite(known) and not bool(torch.isfinite(both.readers.tuned.read(name)).all()):
             raise ExtractionError(
                 f"{name} holds NaN or infinity in the source",
                 expected="finite weights",
@@ -212,5 +289,5 @@ def _saved(
         tensors=tensors,
         tied=tied,
         parameters=elements * (1 + len(tied)),
-        norm=math.sqrt(sum(squares[name] for name in tensors)),
+        norm=math.sqrt(sum(squares[name] for name in tensors)) if squares.keys() >= set(tensors) else None,
     )

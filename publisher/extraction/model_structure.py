@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from publisher.extraction.expert_parameters import wrappable_parameters
-from publisher.extraction.modules_to_save import module_of
+from publisher.extraction.tensor_names import module_of
 
 if TYPE_CHECKING:
     from publisher.adapters.class_names import ClassNames
@@ -21,6 +21,7 @@ class Structure:
 
     Attributes:
         model_class: the class.
+        labels: of the head, where the base's config.json says otherwise.
         every: all of them.
         linear: weights are (out, in).
         transposed: weights are (in, out), as in transformers' Conv1D.
@@ -34,6 +35,7 @@ class Structure:
     """
 
     model_class: str
+    labels: int | None
     every: frozenset[str]
     linear: frozenset[str]
     transposed: frozenset[str]
@@ -44,9 +46,21 @@ class Structure:
     names: "ClassNames"
     wrappable: Mapping[str, bool]
 
+    def is_linear_weight(self, name: str) -> bool:
+        """Return whether a tensor is the weight of a linear module."""
+        return name.endswith(".weight") and name.removesuffix(".weight") in self.linear
 
-def structure_of(model_class: str, folder: Path) -> Structure:
+
+def structure_of(model_class: str, folder: Path, *, head_of: Path | None = None) -> Structure:
     """Return the structure of the class, built without weights from config.json in this folder.
+
+    Args:
+        model_class: a class of transformers.
+        folder: that has the base's config.json.
+        head_of: that has the config.json which says how many labels the head has, where that is not the base's.
+
+    Returns:
+        The structure.
 
     Raises:
         ValidationError: transformers has no such class, or it is not for this configuration.
@@ -58,7 +72,10 @@ def structure_of(model_class: str, folder: Path) -> Structure:
     from publisher.adapters.loading import configuration, empty_model, quiet
 
     with quiet():
-        model = empty_model(model_class, configuration(folder))
+        config = configuration(folder)
+        labels = configuration(head_of).num_labels if head_of else config.num_labels
+        labels = None if labels == config.num_labels else labels
+        model = empty_model(model_class, configuration(folder, labels=labels))
         modules = dict(model.named_modules())
     sharing: dict[int, list[str]] = {}
     for name, module in modules.items():
@@ -68,6 +85,7 @@ def structure_of(model_class: str, folder: Path) -> Structure:
     transposed = frozenset(name for name, module in modules.items() if isinstance(module, Conv1D))
     return Structure(
         model_class=model_class,
+        labels=labels,
         every=frozenset(modules),
         linear=linear,
         refused=frozenset(name for name in linear if _is_refused(model, name)),

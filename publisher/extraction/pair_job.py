@@ -13,6 +13,7 @@ _BLOCKS = 1 << 26  # bytes that looking at blocks of both sides takes, at most
 _DEQUANTISED = 8  # times the stored bytes of a tensor: what both sides take where FP8 is dequantised, at most
 _CONVERTED = 3  # times the stored bytes of a side that is made of parts: these, and what they become
 _UNPACKED = 10  # likewise for MXFP4, of which a stored byte becomes four
+_QUANTISED = 14  # likewise for a base that is read in 4 bits, which is worked on in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ def bytes_to_look_at(pair: TensorPair) -> int:
     """Return what looking at both sides takes: a few blocks, or the whole tensor where it is dequantised."""
     if pair.tuned.mxfp4 is not None or pair.base.mxfp4 is not None:
         return _BLOCKS + _UNPACKED * pair.size
+    if pair.base.quantised is not None:
+        return _BLOCKS + _QUANTISED * pair.size
     if pair.tuned.in_fp8 or pair.base.in_fp8:
         return _BLOCKS + _DEQUANTISED * pair.size
     converted = sum(header.conversion is not None for header in (pair.base, pair.tuned))

@@ -8,11 +8,15 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.errors import ExtractionError, counted, listed
 from publisher.records.extraction import DifferentTensor
+
+if TYPE_CHECKING:
+    from publisher.adapters.class_names import ClassNames
 
 _RESIZE = (
     "; rows that the base lacks fit into no adapter of it: for those, save the base with resize_token_embeddings "
@@ -64,17 +68,20 @@ def preflight(
     tuned: Mapping[str, TensorHeader],
     ignored: Collection[str],
     optional: Collection[str] = (),
+    names: "ClassNames | None" = None,
 ) -> tuple[DifferentTensor, ...]:
     """Compare names, shapes and dtypes, and return the tensors that do not match and that the manifest leaves out.
 
     A tensor in the base alone is normal when the fine-tune lacks its whole family (`mtp.*`, an untied `lm_head`):
-    transformers drops what the model class does not load. One missing out of a family is damage.
+    transformers drops what the model class does not load. One missing out of a family, or one that the class loads, is
+    damage, or is tied to another in the source.
 
     Args:
         base: the base's headers, by tensor name.
         tuned: the headers of the merged fine-tune, by tensor name.
         ignored: the tensors that the manifest's adapter.ignore selects.
         optional: tensors that the model class passes over; one side may lack them.
+        names: of the model class.
 
     Returns:
         The tensors left out, sorted by name, without a norm.
@@ -82,7 +89,7 @@ def preflight(
     Raises:
         ExtractionError: one report of everything that does not match.
     """
-    problems = {name: what for name, what in _problems(base, tuned).items() if name not in optional}
+    problems = {name: what for name, what in _problems(base, tuned, names).items() if name not in optional}
     open_problems = {name: what for name, what in problems.items() if name not in ignored}
     if open_problems:
         raise ExtractionError(
@@ -96,15 +103,27 @@ def preflight(
     return tuple(DifferentTensor(name=name, reason=what) for name, what in sorted(problems.items()))
 
 
-def _problems(base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader]) -> dict[str, str]:
+def _problems(
+    base: Mapping[str, TensorHeader], tuned: Mapping[str, TensorHeader], names: "ClassNames | None"
+) -> dict[str, str]:
     families = {name.partition(".")[0] for name in tuned}
-    damaged = {name for name in base.keys() - tuned.keys() if name.partition(".")[0] in families}
-    problems = dict.fromkeys(tuned.keys() - base.keys(), "is in the source alone")
-    problems |= dict.fromkeys(damaged, "is in the base alone")
+    loaded = names.parameters if names else ()
+    damaged = {name for name in base.keys() - tuned.keys() if name.partition(".")[0] in families or name in loaded}
+    tied, tieable = (names.tied, names.tieable) if names else ({}, {})
+    problems = {name: f"is in the source alone{_own(tied.get(name))}" for name in tuned.keys() - base.keys()}
+    problems |= {name: f"is in the base alone{_none(tieable.get(name))}" for name in damaged}
     for name in tuned.keys() & base.keys():
         if mismatch := _mismatch(name, base[name], tuned[name]):
             problems[name] = mismatch
     return problems
+
+
+def _own(original: str | None) -> str:
+    return f", with values of its own: the base ties it to {original}" if original else ""
+
+
+def _none(original: str | None) -> str:
+    return f": the source has none, unless it ties it to {original}" if original else ""
 
 
 def _mismatch(name: str, base: TensorHeader, tuned: TensorHeader) -> str:

@@ -6,6 +6,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from publisher.errors import shown
 from publisher.extraction.comparison import Comparison
@@ -74,6 +75,7 @@ def summarise(
         fp8=seen.fp8,
         mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
+        labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)
         + sum(tensor.parameters for tensor in experts),
@@ -90,6 +92,7 @@ def summarise(
         exact_share_modules=_spread(fit.figures.exact_share for fit in fits),
         recovery=_recovery(fits, residual),
         exports=exports,
+        base_quantisation=seen.quantised,
         merge_arithmetic=_arithmetics(fits),
         experts=_experts(experts, total=total) if experts else None,
     )
@@ -146,7 +149,7 @@ def _weighted_mean(shares: Sequence[float], elements: Sequence[int]) -> float:
 def _whole_update(fits: Sequence[Matrix], seen: Comparison) -> float:
     """Return the squared norm of everything that differs: in the adapter's factors, stored whole, or left out."""
     adapted = sum(fit.update for fit in fits)
-    carried = sum(module.norm**2 for module in seen.saved)
+    carried = sum(module.norm**2 for module in seen.saved if module.norm is not None)
     return adapted + carried + sum(tensor.norm**2 for tensor in seen.left_out if tensor.norm is not None)
 
 
@@ -189,22 +192,29 @@ def _as_claimed(extraction: Extraction) -> Comparison:
         layers_total=summary.layers_total,
         saved=summary.carried,
         fp8=summary.fp8,
+        quantised=summary.base_quantisation,
         mxfp4=summary.mxfp4,
         experts=tuple(experts),
+        labels=summary.labels,
     )
 
 
 def differences(claimed: ExtractionSummary, again: ExtractionSummary) -> Iterator[str]:
     """Yield the fields of the summary that do not come out again, in words."""
     there, found = claimed.model_dump(mode="json"), again.model_dump(mode="json")
-    for field, value in there.items():
-        if value != found[field]:
-            parts = value.keys() if isinstance(value, dict) and isinstance(found[field], dict) else ()
-            deeper = [part for part in parts if value[part] != found[field][part]]
-            for part in deeper:
-                yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(found[field][part])}"
-            if not deeper:
-                yield f"summary.{field} is {shown(value)}; it comes out as {shown(found[field])}"
+    for field in dict.fromkeys([*there, *found]):  # what is left out in the usual case may stand in one of them alone
+        value: Any = there.get(field)
+        other: Any = found.get(field)
+        deeper = list(_different_parts(value, other))
+        for part in deeper:
+            yield f"summary.{field}.{part} is {shown(value[part])}; it comes out as {shown(other[part])}"
+        if value != other and not deeper:
+            yield f"summary.{field} is {shown(value)}; it comes out as {shown(other)}"
+
+
+def _different_parts(value: Any, other: Any) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(other, dict):
+        yield from (part for part in value if part in other and value[part] != other[part])
 
 
 def _rank_counts(modules: Sequence[ModuleExtraction]) -> tuple[RankCount, ...]:

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from publisher.checkpoints import fp8
+from publisher.checkpoints import fp8, nf4
 from publisher.checkpoints.fp8_reader import steps
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair, Sides, TensorPair, readers_of
@@ -74,6 +74,8 @@ def _in_one_file(*, base: TensorHeader, tuned: TensorHeader) -> bool:
             and _in_one_file(base=base.mxfp4.blocks, tuned=tuned.mxfp4.blocks)
             and _in_one_file(base=base.mxfp4.scales, tuned=tuned.mxfp4.scales)
         )
+    if base.quantised is not None:
+        return False
     if base.scale is None and tuned.scale is None:
         return tuned.sha256 is not None and tuned.sha256 == base.sha256
     if base.scale is None or tuned.scale is None or base.scale.block != tuned.scale.block:
@@ -109,7 +111,13 @@ class Comparing(PairJob[Group, set[str]]):
     def _different(self, group: Group, report: Report) -> set[str]:
         del report
         with readers_of(self.snapshots, group) as readers:
-            return {pair.name for pair in group if not same(pair.name, readers)}
+            return {pair.name for pair in group if not _same(pair, readers)}
+
+
+def _same(pair: TensorPair, readers: Sides[Reader]) -> bool:
+    if pair.base.quantised is None:
+        return same(pair.name, readers)
+    return nf4.within(*(reader.read(pair.name) for reader in readers))
 
 
 def same(name: str, readers: Sides[Reader]) -> bool:

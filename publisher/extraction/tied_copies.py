@@ -4,7 +4,7 @@ A language model's head that is tied to the embedding table is the usual case. W
 table, it is no difference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from publisher.checkpoints.headers import TensorHeader
@@ -34,6 +34,25 @@ def without_tied_copies(both: CheckpointPair, tied: Mapping[str, str]) -> Checkp
         for headers, reader in zip(both.headers, both.readers, strict=True)
     ]
     return replace(both, headers=Sides(*kept)) if alone else both
+
+
+def copied_on_both_sides(both: CheckpointPair, names: Iterable[str], *, tied: Mapping[str, str]) -> frozenset[str]:
+    """Return those of the tensors that are on each side what the class ties them to: they change with that one.
+
+    Args:
+        both: base and tuned, open for reading by the class's names.
+        names: tensors that both have.
+        tied: of a tensor that shares another's values, the name of that one.
+
+    Returns:
+        Names of tensors that are copies in the base and in the tuned checkpoint.
+    """
+    sides = list(zip(both.headers, both.readers, strict=True))
+    return frozenset(
+        name
+        for name in names
+        if name in tied and all(_is_copy(name, tied[name], headers, reader=reader) for headers, reader in sides)
+    )
 
 
 def _is_copy(name: str, original: str, headers: Mapping[str, TensorHeader], *, reader: Reader) -> bool:

@@ -23,6 +23,7 @@ from publisher.adapters.loading import (
     configuration,
     empty_model,
     for_peft,
+    labels_in,
     load_adapter,
     passed_over,
     quiet,
@@ -198,7 +199,8 @@ def empty_base(subject: Subject) -> Any:
     Raises:
         ValidationError: transformers has no such class, or it is not for the base's config.json.
     """
-    return empty_model(subject.base.model_class, configuration(subject.base.folder)).eval()
+    labels = labels_in(AdapterLocation(subject.folder))
+    return empty_model(subject.base.model_class, configuration(subject.base.folder, labels=labels)).eval()
 
 
 def text_only(subject: Subject) -> tuple[str, Any] | None:

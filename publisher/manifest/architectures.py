@@ -1,8 +1,11 @@
-"""The classes of transformers for which it is known where llama.cpp and mlx-lm have their weights.
+"""What a class of transformers is good for, by its name: which formats hold it, and whether it is a language model.
 
-Names alone: no torch, so that a manifest can be checked against them. A class that is not here is refused by the
-export, since a wrong order of rows would load and answer nonsense without a word.
+Names alone: no torch, so that a manifest can be checked against them. For exports it is known where llama.cpp and
+mlx-lm have the weights of these classes; one that is not here is refused, since a wrong order of rows would load and
+answer nonsense without a word.
 """
+
+import re
 
 LLAMA_CPP = {
     "LlamaForCausalLM": "llama",
@@ -28,3 +31,13 @@ MLX_LM = {
 
 KNOWN = {"gguf": frozenset(LLAMA_CPP), "mlx": frozenset(MLX_LM)}
 """The classes of each format."""
+
+_NO_NEXT_TOKEN = re.compile(
+    r"Classification|QuestionAnswering|MultipleChoice|Detection|Segmentation|Estimation|Retrieval|Prediction|Regression"
+    r"|ForCTC|ForXVector|ForPreTraining|(?<!LMHead)(?<!DoubleHeads)Model$"
+)
+
+
+def gives_next_token(model_class: str) -> bool:
+    """Return whether a class of this name may give logits for the token after a text."""
+    return _NO_NEXT_TOKEN.search(model_class) is None

@@ -10,7 +10,7 @@ import re
 import reprlib
 import textwrap
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
 
@@ -296,6 +296,19 @@ def _text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_text)]
 """One line of plain text, never empty."""
+
+
+AUTO: Final = "auto"
+
+
+def _carry(value: Any) -> Any:
+    if isinstance(value, str) and value != AUTO:
+        raise ValueError(f"{quoted(value)} is no list of tensors; write {AUTO}, or a list of names and patterns")
+    return value
+
+
+Carry = Annotated[Annotated[tuple[Text, ...], Field(strict=False)] | Literal["auto"], BeforeValidator(_carry)]
+"""Names or patterns of tensors, or `auto`."""
 
 
 def _at_most(characters: int) -> Callable[[str], str]:

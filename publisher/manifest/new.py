@@ -27,7 +27,7 @@ from publisher.errors import ExtractionError, PublisherError
 from publisher.hub import client as hub
 from publisher.manifest.fields import is_commit_id, is_license, is_repo_id
 from publisher.manifest.pin import DEFAULT_BRANCH
-from publisher.manifest.task_types import task_type_of
+from publisher.manifest.task_types import heads_of, task_type_of
 from publisher.records.checkpoint import Checkpoint
 
 _SHOWN = 10
@@ -96,9 +96,10 @@ def new_manifest(*, base: str, tuned: str) -> str:
     """
     fine_tune = _checkpoint(tuned)
     original = _checkpoint(base)
-    weights = _common_weights(base=original, tuned=fine_tune)
     config = _config(fine_tune)
     model_class = _model_class(config, fine_tune)
+    task_type = task_type_of(model_class, config)
+    weights = _common_weights(base=original, tuned=fine_tune, task_type=task_type)
     return _MANIFEST.format(
         weights=weights,
         slug=_slug(fine_tune.name),
@@ -108,7 +109,7 @@ def new_manifest(*, base: str, tuned: str) -> str:
         base=_reference_lines(original),
         model_class=model_class,
         dtype=_dtype(fine_tune),
-        task_type=task_type_of(model_class, config) or "null # no wrapper of PEFT fits this class",
+        task_type=task_type or "null # no wrapper of PEFT fits this class",
     )
 
 
@@ -163,14 +164,24 @@ def _stated_license(checkpoint: _Checkpoint) -> str | None:
 # --- judging ------------------------------------------------------------------------------------------------
 
 
-def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint) -> int:
-    """Count the weight matrices that both hold, in equal shapes.
+def _common_weights(*, base: _Checkpoint, tuned: _Checkpoint, task_type: str | None) -> int:
+    """Count the weight matrices that both hold, in equal shapes; the head of a classifier may have another one.
+
+    Args:
+        base: the base.
+        tuned: the merged fine-tune.
+        task_type: of the adapter.
+
+    Returns:
+        How many there are, at least one.
 
     Raises:
         ExtractionError: there is none, or a tensor has another shape in the other checkpoint.
     """
     theirs_by_name = _named_alike(base.headers, tuned.headers)
     common = sorted(tuned.headers.keys() & theirs_by_name.keys())
+    heads = heads_of(task_type, {name.rpartition(".")[0] for name in common})
+    common = [name for name in common if name.rpartition(".")[0] not in heads]
     shapes = {name: (tuned.headers[name][1], theirs_by_name[name][1]) for name in common}
     unlike = [f"{name} {list(ours)} and {list(theirs)}" for name, (ours, theirs) in shapes.items() if ours != theirs]
     if unlike:

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_vali
 from publisher.manifest import architectures
 from publisher.manifest.fields import (
     PIN,
+    Carry,
     ClassName,
     CommitId,
     Divergence,
@@ -77,8 +78,8 @@ class AdapterSettings(Section):
     """PEFT's task type, by which it wraps the class; left out where no wrapper fits, as for Whisper, ViT or CLIP."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Tensors (names, or patterns with *) that may differ and are left out; extraction.json and the card say so."""
-    carry: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Tensors (likewise) that are no linear weights and are stored whole, with the module they belong to."""
+    carry: Carry = ()
+    """Tensors (likewise) that no LoRA can hold and are stored whole, with their module; auto: all that there are."""
     residual: bool = False
     """With method exact: the weights that a merge does not restore are kept in residual.safetensors."""
     exports: Annotated[tuple[Literal["gguf", "mlx"], ...], Field(strict=False)] = ()
@@ -233,6 +234,16 @@ class Variant(Section):
             raise ValueError(
                 f"adapter.task_type CAUSAL_LM makes PEFT build the text-only class instead of {self.model_class} "
                 "and load nothing, silently; use FEATURE_EXTRACTION"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _runner_fits_class(self) -> Self:
+        asked = self.verification is not None and self.verification.runner == "logits"
+        if asked and (not architectures.gives_next_token(self.model_class) or self.adapter.task_type == "SEQ_2_SEQ_LM"):
+            raise ValueError(
+                f"verification.runner logits asks for the token after a text, and {self.model_class} is no such "
+                "language model; remove verification: validation compares the outputs of any class"
             )
         return self
 

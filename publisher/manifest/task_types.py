@@ -1,11 +1,11 @@
 """Which of PEFT's task types fits a model class: the wrapper that it chooses must hand the class's inputs on.
 
 PEFT's wrappers call the class with token ids and embeddings. A class that takes other inputs (Whisper, wav2vec2, ViT),
-or both towers' at once (CLIP), is right without a task type.
+or both towers' at once (CLIP), is right without a task type. For some task types PEFT stores the head whole.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _BY_ENDING: Mapping[str, str] = {
@@ -14,6 +14,11 @@ _BY_ENDING: Mapping[str, str] = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
+}
+_HEADS: Mapping[str, tuple[str, ...]] = {  # by task type, as PeftModelFor... of PEFT 0.21 add them to modules_to_save
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
 }
 _SEQ2SEQ = ("ForConditionalGeneration", "MTModel")  # MarianMTModel
 
@@ -40,3 +45,9 @@ def _takes_text(model_class: str) -> bool:
     if not hasattr(found, "main_input_name"):
         return True
     return found.main_input_name == "input_ids" and "inputs_embeds" in inspect.signature(found.forward).parameters
+
+
+def heads_of(task_type: str | None, modules: Iterable[str]) -> frozenset[str]:
+    """Return the modules that PEFT saves whole by itself for adapters of this task type, as it finds them by name."""
+    ends = _HEADS.get(task_type or "", ())
+    return frozenset(name for name in modules if name.endswith(ends)) if ends else frozenset()

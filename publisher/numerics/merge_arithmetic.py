@@ -18,7 +18,8 @@ from publisher.numerics.delta import row_blocks
 from publisher.numerics.dtypes import step_of
 from publisher.numerics.intervals import Arithmetic
 from publisher.numerics.svd import Decomposition
-from publisher.records.extraction import Dtype, MergeArithmetic
+from publisher.records.checkpoint import Dtype
+from publisher.records.extraction import MergeArithmetic
 
 SHOWN = 8.0  # deviations that chance does not reach
 _SHORT = (torch.bfloat16, torch.float16)

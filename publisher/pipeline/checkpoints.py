@@ -11,7 +11,7 @@ from pathlib import Path
 
 from publisher.checkpoints.downloads import fetch_companions
 from publisher.errors import FetchError, VerificationError
-from publisher.manifest.schema import Reference, Variant
+from publisher.manifest.schema import Reference
 from publisher.pipeline.sites import VariantSite
 from publisher.pipeline.stages.fetch import changed_since_hashed, fetch, hashed_here
 from publisher.records.checkpoint import Checkpoint, Snapshot
@@ -78,7 +78,8 @@ def fetched_pair(site: VariantSite) -> Pair:
     Raises:
         FetchError: weights are missing or damaged.
         HubError: the Hub cannot be reached, or refuses.
-        VerificationError: the weights are to be streamed, and models to be run; or the decision module is missing.
+        VerificationError: the weights are to be streamed, and models to be run; or what the release brings to answer
+            requests is missing or does not load.
     """
     variant, options = site.variant, site.options
     if site.verifies and options.stream and options.engine == "local":
@@ -90,7 +91,7 @@ def fetched_pair(site: VariantSite) -> Pair:
     tuned, base, fp8 = known(variant.source), known(variant.base), None
     if site.verifies:
         fetch_companions(tuned, site.progress)
-        _require_module(variant, tuned.folder)
+        _require_answering(site, tuned.folder)
         fp8 = known(variant.fp8) if variant.fp8 else None
     if options.last == "fetch":
         return Pair(base, tuned, fp8)
@@ -98,14 +99,20 @@ def fetched_pair(site: VariantSite) -> Pair:
     return Pair(anew(base), anew(tuned), anew(fp8) if fp8 else None)
 
 
-def _require_module(variant: Variant, folder: Path) -> None:
-    settings = variant.verification
-    if settings and settings.runner == "decision" and not (folder / settings.module).is_file():
+def _require_answering(site: VariantSite, release: Path) -> None:
+    """Raise unless the release's code and processor load; where a cluster runs them, the file alone is looked for."""
+    settings = site.variant.verification
+    if settings and settings.runner == "decision" and not (release / settings.module).is_file():
         raise VerificationError(
-            f"{variant.source.where} has no {settings.module}",
+            f"{site.variant.source.where} has no {settings.module}",
             expected="the decision module of the source repository, at its root",
             next_step="correct module in the manifest's verification",
         )
+    if site.options.engine == "local":
+        from publisher.verification.release_code import require_answering
+
+        site.progress(f"trying what {site.variant.label} brings to answer requests")
+        require_answering(site.variant, release)
 
 
 def require_unchanged(site: VariantSite, pair: Pair) -> None:

@@ -9,7 +9,7 @@ from publisher.border.names import shortened
 from publisher.border.paths import repository_path
 from publisher.records.filenames import EXPORTS
 from publisher.records.files import sha256_of
-from publisher.records.record import Count, Each, Record
+from publisher.records.record import Count, Each, Record, TensorName
 
 # a record never names a file outside its own folder: it could lead a reader to any file of his machine
 FileName = Annotated[str, AfterValidator(repository_path)]
@@ -53,12 +53,42 @@ class Checkpoint(Record):
         return f"{self.name}@{self.revision[:8]}"
 
 
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+class Quantisation(Record):
+    """A quantisation of bitsandbytes to 4 bits, in blocks of 64.
+
+    Attributes:
+        kind: the values that a code stands for: `nf4`, or `fp4`.
+        double: the magnitudes of the blocks are quantised too, to 8 bits.
+        dtype: of the weights that are quantised, and that they are dequantised to.
+    """
+
+    kind: Literal["nf4", "fp4"]
+    double: bool
+    dtype: Dtype
+
+
+class QuantisedBase(Quantisation):
+    """The quantisation of a base, and the weights that it is of."""
+
+    tensors: Each[TensorName]
+
+    @property
+    def way(self) -> Quantisation:
+        """The quantisation, without the weights."""
+        return Quantisation(kind=self.kind, double=self.double, dtype=self.dtype)
+
+
 class Snapshot(Record):
     """A checkpoint as this machine has it. Never part of an artefact: it knows a local folder.
 
     `streamed`: only config.json and the index are in the folder; the weights stay on the Hub and are read there.
+    `quantised`: the quantisation in which its weights are read, of a base that a QLoRA was merged into.
     """
 
     checkpoint: Checkpoint
     folder: Path
     streamed: bool = False
+    quantised: QuantisedBase | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from publisher.records.checkpoint import Checkpoint, ExportFile, FileDigest
+from publisher.records.checkpoint import Checkpoint, Dtype, ExportFile, FileDigest, QuantisedBase, Snapshot
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, RESIDUAL
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.record import SCHEMA_VERSION, Count, Each, Figure, Record, TensorName
@@ -26,7 +26,6 @@ def spectrum_places(rank: int) -> tuple[int, ...]:
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
 
 
-Dtype = Literal["bfloat16", "float16", "float32"]
 Roundings = Literal["one rounding", "update rounded first"]
 
 
@@ -320,14 +319,14 @@ class SavedModule(Record):
         tensors: the tensors stored, all that the module has.
         tied: further modules of the class that share its weight and get the same tensors.
         parameters: elements stored for it, those of `tied` included.
-        norm: Frobenius norm of tuned minus base.
+        norm: Frobenius norm of tuned minus base; absent where the base has no such tensors, as of a new head.
     """
 
     module: TensorName
     tensors: Each[TensorName]
     tied: Each[TensorName]
     parameters: Count
-    norm: Figure
+    norm: Figure | None
 
 
 class Carried(SavedModule):
@@ -348,7 +347,7 @@ class Carried(SavedModule):
             tied=saved.tied,
             parameters=saved.parameters,
             norm=saved.norm,
-            share=saved.norm**2 / total,
+            share=None if saved.norm is None else saved.norm**2 / total,
         )
 
 
@@ -382,7 +381,8 @@ class ExtractionSummary(Record):
         tensors_equal: tensors equal in base and source.
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
-        carried: modules that the manifest's `adapter.carry` names, stored whole.
+        carried: modules that are stored whole: by the manifest's `adapter.carry`, or as the head of the task type.
+        labels: of that head, where the base's config.json says otherwise.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
         parameters: elements of A and B together.
@@ -393,6 +393,8 @@ class ExtractionSummary(Record):
         update_rms: least, median and greatest over the modules.
         recovery: what the exact method reached; absent with the method svd.
         exports: the files of the formats that the manifest's `adapter.exports` names.
+        base_quantisation: the quantisation of the base that the release was merged into, a QLoRA's; absent where it was
+            merged into the base as it is.
         merge_arithmetic: how modules were merged that were not merged the usual way, and how many.
         experts: the parameters of experts; absent where the adapter has none.
     """
@@ -406,6 +408,7 @@ class ExtractionSummary(Record):
     tensors_base_only: Each[str]
     left_out: Each[LeftOut]
     carried: Each[Carried] = ()
+    labels: Count | None = Field(default=None, exclude_if=lambda labels: labels is None)
     fp8: Each[str] = ()
     mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)
     parameters: Count
@@ -422,6 +425,7 @@ class ExtractionSummary(Record):
     exact_share_modules: Spread
     recovery: "RecoverySummary | None" = None
     exports: Each[ExportFile] = ()
+    base_quantisation: QuantisedBase | None = Field(default=None, exclude_if=lambda found: found is None)
     merge_arithmetic: Each[CountedArithmetic] = Field(default=(), exclude_if=lambda found: not found)
     experts: "ExpertSummary | None" = Field(default=None, exclude_if=lambda found: found is None)
 
@@ -506,7 +510,7 @@ class Settings(Record):
     task_type: str | None
     model_class: str
     ignore: Each[str]
-    carry: Each[str] = ()
+    carry: tuple[str, ...] | Literal["auto"] = ()
     residual: bool = False
     exports: Each[str] = ()
 
@@ -557,3 +561,7 @@ class Extraction(Record):
     def places(self) -> tuple[ModuleExtraction, ...]:
         """All that the adapter changes, for charts and tables: its modules, and each parameter of experts as one."""
         return (*self.modules, *(tensor.together for tensor in self.experts if tensor.rank))
+
+    def as_merged(self, base: Snapshot) -> Snapshot:
+        """Return the base as it was in the release's merge: its weights are read in the quantisation found."""
+        return base.model_copy(update={"quantised": self.summary.base_quantisation})

@@ -7,9 +7,7 @@ in float32. Where a request cannot be answered, the reason is its answer; runnin
 """
 
 import gc
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ import torch
 import transformers
 
 from publisher.adapters.loading import AdapterLocation, class_named, load_adapter, quiet
+from publisher.adapters.quantised_model import set_quantised
 from publisher.checkpoints.files import companions
 from publisher.checkpoints.headers import read_headers
 from publisher.checkpoints.wrappers import key_mapping
@@ -32,11 +31,11 @@ from publisher.records.checkpoint import Snapshot
 from publisher.verification.answer_log import Answer
 from publisher.verification.fp8_emulation import emulate
 from publisher.verification.multi_gpu import spread_over_gpus
+from publisher.verification.release_code import one_error, release_module
 from publisher.verification.request_files import Request
 
 Ask = Callable[[Sequence[Request]], list[list[Answer]]]
 """Asks a model one batch: for each request, the answers to its questions."""
-_MODULE = "publisher_release_module"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +134,8 @@ def _no_memory(error: torch.OutOfMemoryError) -> VerificationError:
 
 def _adapted(base: Any, model: Model) -> Any:
     """Return the base with its FP8 values, where they are asked for, and the adapter on it."""
+    if model.base is not None:
+        set_quantised(base, model.base.quantised)
     if model.fp8 is not None:
         emulate(base, model.fp8)
     if model.adapter is None:
@@ -150,7 +151,8 @@ def _adapted(base: Any, model: Model) -> Any:
 
 def _logits(model: Model, settings: VerificationSettings, *, devices: _Devices) -> Ask:
     """Load the model by its class in transformers, and answer with the logits of the token after each text."""
-    processor = transformers.AutoProcessor.from_pretrained(model.tuned.folder, local_files_only=True)
+    with one_error("AutoProcessor does not load what the source brings"):
+        processor = transformers.AutoProcessor.from_pretrained(model.tuned.folder, local_files_only=True)
     tokenizer = getattr(processor, "tokenizer", processor)
     tokenizer.padding_side = "right"  # what comes after a text has no part in its next token
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -186,12 +188,14 @@ def _array(logits: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def _decision(model: Model, settings: VerificationSettings, *, devices: _Devices, work: Path) -> Ask:
     """Load the model by the source's own module, and answer with the logits of the options of each question."""
-    module = _module(model.tuned.folder / settings.module)
+    module = release_module(model.tuned.folder / settings.module)
     folder = model.tuned.folder
     if model.base is not None:
         folder = _with_weights_of(model.base, tuned=model.tuned, work=work)
     load_on = devices.first if devices.model_gpus == 1 else torch.device("cpu")
-    decider, processor = module.load_release_model(str(folder), device=load_on, dtype=getattr(torch, settings.dtype))
+    dtype = getattr(torch, settings.dtype)
+    with one_error(f"{settings.module} of the source does not load {model.label}"):
+        decider, processor = module.load_release_model(str(folder), device=load_on, dtype=dtype)
     name = _backbone_of(decider)
     backbone = _adapted(getattr(decider, name), model)
     setattr(decider, name, torch.nn.Identity())
@@ -223,35 +227,6 @@ def _encoded(module: ModuleType, processor: Any, request: Request) -> Any:
     if not images:
         return module.encode_record(tokenizer, dict(request.body))
     return module.encode_record(tokenizer, {**request.body, "images": images}, processor=processor)
-
-
-def _module(file: Path) -> ModuleType:
-    """Run the source's module and return it; the manifest says that it may run."""
-    spec = importlib.util.spec_from_file_location(_MODULE, file) if file.is_file() else None
-    if spec is None or spec.loader is None:
-        raise VerificationError(f"the source has no {file.name}", next_step="correct module in the manifest")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # dataclasses in it look themselves up
-    try:
-        with _no_bytecode():
-            spec.loader.exec_module(module)
-    except Exception as error:
-        raise VerificationError(f"{file.name} of the source cannot be imported: {_reason(error)}") from error
-    missing = [name for name in ("load_release_model", "encode_record", "collate_records") if not hasattr(module, name)]
-    if missing:
-        raise VerificationError(f"{file.name} of the source lacks {', '.join(missing)}", expected="a decision module")
-    return module
-
-
-@contextmanager
-def _no_bytecode() -> Iterator[None]:
-    """Keep Python from caching bytecode beside the module: the source's folder stays as it is."""
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 def _with_weights_of(base: Snapshot, *, tuned: Snapshot, work: Path) -> Path:

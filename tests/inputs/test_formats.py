@@ -188,6 +188,12 @@ def test_every_weight_format_has_an_example_above() -> None:
     assert lacking == []
 
 
+def test_experts_in_mxfp4_beside_plain_ones_of_the_same_name_are_refused() -> None:
+    parts = {"_blocks": ones(4, 32, 1, 16, dtype=BYTES), "_scales": ones(4, 32, 1, dtype=BYTES)}
+    write("twice", packed(parts | {"": ones(4, 32, 32)}))
+    assert "MXFP4 of shapes that gpt-oss does not have" in refusal("twice")
+
+
 @pytest.mark.parametrize(
     "config",
     [

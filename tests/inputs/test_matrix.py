@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 import transformers
+from transformers.pytorch_utils import Conv1D
 
 from publisher.adapters.loading import quiet
 from publisher.adapters.model_inputs import inputs_for
@@ -57,13 +58,12 @@ def test_the_update_comes_out_and_leads_to_the_sources_logits(
 def test_the_task_type_of_a_new_manifest_works_in_peft(name: str) -> None:
     model = built(CASES[name])
     inputs = next(found for found in inputs_for(model) if computes(model, found))
-    leaf = next(
-        one
-        for one, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | transformers.pytorch_utils.Conv1D) and "head" not in one
-    )
+    linear = (one for one, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D))
+    leaf = next(one for one in linear if "head" not in one)
     task = task_type_of(CASES[name].model_class, model.config.to_dict())
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[leaf.rpartition(".")[2]], task_type=task))
+    settings = {"fan_in_fan_out": True} if isinstance(model.get_submodule(leaf), Conv1D) else {}
+    lora = peft.LoraConfig(r=2, target_modules=[leaf.rpartition(".")[2]], task_type=task, **settings)
+    adapted = peft.get_peft_model(model, lora)
     assert computes(adapted, inputs)
 
 

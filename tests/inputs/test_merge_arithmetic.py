@@ -37,7 +37,7 @@ def _as_merged(pair: Pair, *, base: torch.dtype, merged_in: torch.dtype, stored:
     pair.change(merge)
 
 
-@pytest.mark.parametrize("scale", [2e-3, 2e-2])
+@pytest.mark.parametrize("scale", [1e-4, 2e-2])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("method", ["svd", "exact"])
 def test_a_float32_base_merged_in_float32_gives_the_rank_that_was_trained(
@@ -53,7 +53,9 @@ def test_a_float32_base_merged_in_float32_gives_the_rank_that_was_trained(
     (way,) = summary.merge_arithmetic
     assert (way.merged_in, way.rounded_to, way.modules) == ("float32", str(stored).removeprefix("torch."), 8)
     assert summary.exact_share > (0.999 if method == "exact" else 0.7)
-    assert pair.validated(extraction).function is not None
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < (0.01 if method == "exact" else 0.3)
 
 
 def test_a_base_that_was_cast_first_is_the_usual_merge_and_says_nothing(make_pair: MakePair) -> None:

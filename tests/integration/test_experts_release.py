@@ -4,10 +4,12 @@ import contextlib
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 from huggingface_hub import constants
 
@@ -156,3 +158,36 @@ def test_a_stranger_s_load_compares_the_wrappers_with_the_evidence() -> None:
     first, second, *rest = request["experts"]
     swapped = [first | {"keys": second["keys"]}, second | {"keys": first["keys"]}, *rest]
     assert len(_problems(request | {"experts": swapped})) == 2
+
+
+def test_an_adapter_of_peft_s_own_with_the_ends_of_parameters_names_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the documentation of PEFT gives them: `target_parameters=["mlp.experts.gate_up_proj", ...]`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with quiet():
+        model = small_experts("GptOssForCausalLM")
+        save_as_transformers(model, tmp_path / "base")
+        model.name_or_path = str(tmp_path / "base")
+        settings = peft.LoraConfig(
+            r=4,
+            lora_alpha=8,
+            task_type="CAUSAL_LM",
+            target_modules=["q_proj"],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            rank_pattern={"mlp.experts.down_proj": 2},
+            alpha_pattern={"mlp.experts.down_proj": 4},
+            init_lora_weights=False,
+        )
+        with warnings.catch_warnings(action="ignore"):  # that keys of parameters match no module
+            peft.get_peft_model(model, settings).save_pretrained(tmp_path / "adapter")
+    found = audit("adapter", deep=False, work=Path("work"), device="cpu", progress=silent)
+    assert failed(found) <= {"card"}  # PEFT writes its card before anybody has said what the model is
+    told = {check.name: check.detail for check in found.checks if check.status == "passed"}
+    assert told["scale"] == "the ranks are the tensors'; scale 2 in 6 modules"
+    assert told["loading"] == "PEFT loads 2 modules and 4 parameters whole on GptOssForCausalLM"
+    config = Path("adapter/adapter_config.json")
+    config.write_text(config.read_text().replace('"mlp.experts.down_proj": 2', '"mlp.experts.down_proj": 3'))
+    found = audit("adapter", deep=False, work=Path("work"), device="cpu", progress=silent)
+    assert "loading" in failed(found)  # 8 columns may be two experts at rank 4, for all that the file says

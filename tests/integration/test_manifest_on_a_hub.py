@@ -96,29 +96,29 @@ def test_a_download_is_told_in_bytes_until_all_of_them_are_there(
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_a_repository_is_gets_named_before_its_weights_are_downloaded(tmp_path: Path) -> None:
-    packed = _sharded(tmp_path / "packed")
+@pytest.mark.parametrize("sharded", [True, False], ids=["shards", "one file"])
+def test_what_a_repository_is_gets_named_before_its_weights_are_downloaded(sharded: bool, tmp_path: Path) -> None:
+    packed, repo = (_sharded if sharded else _single)(tmp_path / "packed"), f"o/packed-{sharded}".lower()
     name = "model.layers.0.q_proj.weight.absmax"
-    save_file({name: torch.ones(8)}, packed / "model-0.safetensors")
-    index = {"weight_map": {name: "model-0.safetensors", "lm_head.weight": "model-1.safetensors"}}
-    (packed / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({name: torch.ones(8)}, packed / ("model-0.safetensors" if sharded else "model.safetensors"))
+    if sharded:
+        index = {"weight_map": {name: "model-0.safetensors", "lm_head.weight": "model-1.safetensors"}}
+        (packed / "model.safetensors.index.json").write_text(json.dumps(index))
     config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     (packed / "config.json").write_text(json.dumps(config))
     (packed / "README.md").write_text("---\nbase_model: [o/base]\n---\n")
-    _upload("o/packed", packed)
-    told = r"o/packed@[0-9a-f]{8} is quantised: bitsandbytes \(4-bit\).*\(its card names o/base\)"
-    commit = resolve_revision("o/packed", "main")
+    _upload(repo, packed)
+    told = rf"{repo}@[0-9a-f]{{8}} is quantised: bitsandbytes \(4-bit\).*\(its card names o/base\)"
+    reference = Reference(repo=repo, revision=resolve_revision(repo, "main"))
     for read in (
-        lambda: new_manifest(tuned="o/tuned", base="o/packed"),
-        lambda: new_manifest(tuned="o/packed", base="o/base"),
-        lambda: fetch(Reference(repo="o/packed", revision=commit), memo=tmp_path / "memo.json", progress=silent),
-        lambda: fetch(
-            Reference(repo="o/packed", revision=commit), memo=tmp_path / "memo.json", progress=silent, stream=True
-        ),
+        lambda: new_manifest(tuned="o/tuned", base=repo),
+        lambda: new_manifest(tuned=repo, base="o/base"),
+        lambda: fetch(reference, memo=tmp_path / "memo.json", progress=silent),
+        lambda: fetch(reference, memo=tmp_path / "memo.json", progress=silent, stream=True),
     ):
         with pytest.raises(FetchError, match=told):
             read()
-    assert not list(Path(constants.HF_HUB_CACHE).glob("models--o--packed/snapshots/*/model-*.safetensors"))
+    assert not list(Path(constants.HF_HUB_CACHE).glob(f"models--o--{repo[2:]}/snapshots/*/*.safetensors"))
 
 
 @pytest.mark.usefixtures("hub")

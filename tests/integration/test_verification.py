@@ -201,6 +201,7 @@ def test_what_a_model_cannot_be_asked_is_counted_with_its_reason(place: Path) ->
 
 ROWS = {"sets": [{"name": "Rows", "file": "rows.jsonl"}]}
 LACKS_MODULE = ROWS | {"runner": "decision", "trust_remote_code": True, "module": "no.py"}
+FAILS = LACKS_MODULE | {"module": "fails.py"}
 LACKS_FILE = {"runner": "logits", "sets": [{"name": "T", "file": "no.jsonl"}]}
 
 
@@ -209,6 +210,7 @@ LACKS_FILE = {"runner": "logits", "sets": [{"name": "T", "file": "no.jsonl"}]}
     [
         ({"fp8": {"path": "pairs/none"}}, "there is no checkpoint folder pairs/none"),
         ({"verification": LACKS_MODULE}, "pairs/one has no no.py"),
+        ({"verification": FAILS}, "fails.py of the source cannot be imported: ModuleNotFoundError: .*not_installed"),
         (
             {"verification": {"runner": "logits", "sets": [{"name": "T", "file": "no.jsonl"}]}},
             "no request file no.jsonl",
@@ -219,6 +221,7 @@ def test_what_a_verification_lacks_is_said_before_anything_is_extracted(
     place: Path, fields: dict[str, Any], words: str
 ) -> None:
     (place / "rows.jsonl").write_text('{"state": "w1", "questions": {"n": {"type": "noul"}}}\n')
+    (place / "pairs/one/fails.py").write_text("import not_installed")
     (place / "pico.yaml").write_text(with_variant(**fields))
     shutil.rmtree("dist")
     with pytest.raises(PublisherError, match=words):

@@ -131,7 +131,7 @@ def _gradients(model: Any) -> None:
     """Leave the gradients that LoRA-GA begins with, as its estimation does."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear):
-            layer._peft_loraga_grad = torch.randn_like(layer.weight)  # type: ignore[assignment]
+            layer._peft_loraga_grad = torch.randn_like(layer.weight)
 
 
 def _larger_table(model: Any) -> None:

@@ -211,9 +211,9 @@ def test_every_message_on_file_has_a_recipe() -> None:
 
 
 def test_tensors_that_the_manifest_ignores_are_left_out_and_named_with_the_reason() -> None:
-    case = Case(ignore=("model.norm.*", "*.conv1d.weight", "score.weight", "lm_head.weight", CARRIERS[7]))
+    case = Case(ignore=("model.norm.*", "*.input_layernorm.weight", "score.weight", "lm_head.weight", CARRIERS[7]))
     case.source["model.norm.weight"] = case.source["model.norm.weight"] * 2
-    case.source["model.layers.0.linear_attn.conv1d.weight"] = torch.zeros(24, 1, 4, dtype=torch.bfloat16)
+    case.source["model.layers.0.input_layernorm.weight"] = torch.zeros(16, dtype=torch.bfloat16)
     case.source["score.weight"] = torch.zeros(2, 16)
     case.source["lm_head.weight"] = case.source["lm_head.weight"][:, :8]
     case.expect = Expectation(linears=7, layers="0-3")
@@ -221,7 +221,7 @@ def test_tensors_that_the_manifest_ignores_are_left_out_and_named_with_the_reaso
     assert [(tensor.name, tensor.reason) for tensor in extraction.summary.left_out] == [
         ("lm_head.weight", "is 32x8 in the source and 32x16 in the base"),
         ("score.weight", "is in the source alone"),
-        ("model.layers.0.linear_attn.conv1d.weight", "differs"),
+        ("model.layers.0.input_layernorm.weight", "differs"),
         (CARRIERS[7], "differs"),
         ("model.norm.weight", "differs"),
     ]

@@ -293,7 +293,7 @@ def test_an_adapter_of_the_wrong_sign_is_further_from_the_source_than_the_base_i
     source, base = (fetch(ref, memo=Path("memo.json"), progress=silent) for ref in (FLASH.source, FLASH.base))
     spoilt(tensors=lambda tensors: [tensor.neg_() for key, tensor in tensors.items() if ".lora_B." in key])
     with quiet(), pytest.raises(ValidationError, match="Expected less than 50% of the base's distance"):
-        require_function(FLASH, base=base, tuned=source, staged=STAGED)
+        require_function(FLASH, Extraction.read(EXTRACTION), base=base, tuned=source, staged=STAGED)
 
 
 def test_what_peft_warns_of_is_an_error() -> None:

@@ -20,7 +20,7 @@ from publisher import __version__
 from publisher.errors import CardError, FetchError
 from publisher.manifest.reading import load_manifest, read_manifest
 from publisher.manifest.schema import Fp8Base, Manifest, Reference, RequestSet, Variant, VerificationSettings
-from publisher.records.checkpoint import Checkpoint, FileDigest
+from publisher.records.checkpoint import Checkpoint, FileDigest, QuantisedBase
 from publisher.records.closure import closure
 from publisher.records.extraction import (
     Carried,
@@ -560,6 +560,20 @@ def test_the_card_says_in_which_dtype_the_base_is_loaded_where_the_merge_was_not
     assert "`merge_and_unload(safe_merge=True)` does" in text
     assert "merged as the release was" in text
     assert not unexplained(body(render(manifest, (unusual, second))), manifest, (unusual, second))
+
+
+def test_the_card_of_a_qlora_loads_the_base_in_its_quantisation_and_says_why() -> None:
+    manifest, (first, second) = clef()
+    how = QuantisedBase(kind="nf4", double=True, dtype="bfloat16", tensors=("a.weight", "b.weight"))
+    quantised = with_summary(first, base_quantisation=how)
+    card = render(manifest, (quantised, second))
+    text = " ".join(card.split())
+    assert "NF4 of bitsandbytes, with double quantisation, dequantised to bfloat16" in text
+    assert "2 linears. Those without an adapter are the dequantised base's in every bit" in text
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL) if "BitsAndBytesConfig(" in block)
+    settings = {"load_in_4bit": "True", "bnb_4bit_quant_type": '"nf4"', "bnb_4bit_use_double_quant": "True"}
+    assert all(f"{name}={value}," in code for name, value in settings.items())
+    compile(code, "usage", "exec")
 
 
 def test_the_card_says_with_what_the_adapters_load_and_what_stands_in_the_way() -> None:

@@ -87,9 +87,10 @@ def extract(
     """
     settings = variant.adapter
     tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
-    structure = structure_of(variant.model_class, base.folder)
-    with open_pair(base=base, tuned=tuned, names=structure.names.applied) as both:
-        seen = compare(both, settings, structure=structure, engine=engine, progress=progress)
+    structure = structure_of(variant.model_class, base.folder, head_of=tuned.folder)
+    with open_pair(base=base, tuned=tuned, names=structure.names.applied) as stored:
+        seen = compare(stored, settings, structure=structure, engine=engine, progress=progress)
+        both = stored.on_quantised(seen.quantised)
         _require_expected(seen, variant.expect, label=variant.label)
         _require_intervals(seen, settings, both, label=variant.label)
         _require_without_experts(seen, settings, label=variant.label)
@@ -234,7 +235,9 @@ def _arithmetic_key(settings: AdapterSettings, snapshots: Sides[Snapshot], *, ma
     checkpoints = [snapshot.checkpoint.model_dump() for snapshot in snapshots]
     arithmetic = settings.model_dump(include={"method", "rank", "dtype", "residual"})
     digits = [machine.threads, machine.capability]  # both move the last ones
-    return digest_of([checkpoints, arithmetic, tools.code, tools.device, tools.packages, digits])
+    base = snapshots.base.quantised
+    quantised = [] if base is None else [base.model_dump()]
+    return digest_of([checkpoints, arithmetic, tools.code, tools.device, tools.packages, digits, *quantised])
 
 
 def _placed(figures: Sequence[ModuleFigures], seen: Comparison, *, uniform: int | None) -> tuple[ModuleExtraction, ...]:

@@ -8,6 +8,7 @@ lists. Shards that are missing or cut short are refused here, before any long wo
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from publisher.checkpoints.files import (
     INDEX,
@@ -33,6 +34,7 @@ from publisher.records.record import Record
 from publisher.records.sealed import read_sealed, write_sealed
 
 _SHA256_DIGITS = 64
+_ENTRIES = (SINGLE, INDEX)
 
 
 class _Known(Record):
@@ -134,13 +136,15 @@ def _download(reference: Reference, progress: Progress) -> Path:
     repo, revision = reference.repo or "", reference.revision or ""
     progress(f"fetching {repo}@{revision[:8]}")
     folder = _download_config(repo, revision)
+    config = read_config(folder)
+    if speaks_of_quantisation(config) and not any(hub.is_cached(repo, revision, filename=one) for one in _ENTRIES):
+        _require_plain_single(repo, revision, config)
     _download_entry(repo, revision)
     missing = [name for name in checkpoint_files(folder) if not hub.is_cached(repo, revision, filename=name)]
     sizes = {file.path: file.size for file in hub.list_files(repo, revision)} if missing else {}
-    config = read_config(folder)
     if missing and speaks_of_quantisation(config):  # what is not read here need not be downloaded first
-        checkpoint = Checkpoint(kind="hub", name=repo, revision=revision, files=())
-        remote_entries(checkpoint, filter(_is_weights, checkpoint_files(folder)), sizes=sizes, config=config)
+        shards = [name for name in checkpoint_files(folder) if name.endswith(".safetensors")]
+        remote_entries(_place(repo, revision), shards, sizes=sizes, config=config)
     total, before = Octets(sum(sizes.get(name, 0) for name in missing)), 0
     for name in missing:
         report = _reporting(f"downloading {repo} {name}", progress, before=before, total=total)
@@ -150,8 +154,15 @@ def _download(reference: Reference, progress: Progress) -> Path:
     return folder
 
 
-def _is_weights(name: str) -> bool:
-    return name.endswith(".safetensors")
+def _require_plain_single(repo: str, revision: str, config: Mapping[str, Any]) -> None:
+    """Raise if the weights, where they are one file, are of a format that is not read; they are not downloaded."""
+    sizes = {file.path: file.size for file in hub.list_files(repo, revision)}
+    if SINGLE in sizes:
+        remote_entries(_place(repo, revision), [SINGLE], sizes=sizes, config=config)
+
+
+def _place(repo: str, revision: str) -> Checkpoint:
+    return Checkpoint(kind="hub", name=repo, revision=revision, files=())
 
 
 def _reporting(what: str, progress: Progress, *, before: int, total: Octets) -> Callable[[int], None]:
@@ -176,7 +187,7 @@ def _download_config(repo: str, revision: str) -> Path:
 
 
 def _download_entry(repo: str, revision: str) -> None:
-    for entry in (SINGLE, INDEX):
+    for entry in _ENTRIES:
         try:
             hub.download(repo, revision, filename=entry)
         except MissingFileError:

@@ -54,6 +54,7 @@ def validate(
     Raises:
         ValidationError: the first of the three that fails, naming every module concerned.
     """
+    base = extraction.as_merged(base)
     with quiet():
         progress(f"validating {variant.label}: structure")
         require_structure(variant, extraction, base=base, staged=staged)
@@ -61,14 +62,14 @@ def validate(
             extraction,
             base=base,
             tuned=tuned,
-            names=structure_of(variant.model_class, base.folder).names.applied,
+            names=structure_of(variant.model_class, base.folder, head_of=tuned.folder).names.applied,
             staged=staged,
             engine=engine,
             progress=progress,
         )
         obstacle = _STREAMED if tuned.streamed or base.streamed else function_obstacle(headers_of(tuned))
         progress(f"validating {variant.label}: function")
-        function = obstacle or require_function(variant, base=base, tuned=tuned, staged=staged)
+        function = obstacle or require_function(variant, extraction, base=base, tuned=tuned, staged=staged)
     problems = summary_problems(extraction)
     require_no_problems(problems, "the summary in extraction.json does not follow from its modules")
     return Validation(

@@ -100,6 +100,7 @@ def verify(
     if settings is None:
         raise ValueError(f"{variant.label} asks for no verification")
     (staged / VERIFICATION).unlink(missing_ok=True)  # nothing earlier is evidence while this runs
+    inputs = replace(inputs, base=extraction.as_merged(inputs.base))
     session = _Session(variant, settings, inputs, work, engine, progress)
     released = Model(label="the released model", model_class=variant.model_class, tuned=inputs.tuned)
     adapted = replace(released, label="base + adapter", base=inputs.base, adapter=staged)

@@ -1,0 +1,183 @@
+"""What a LoRA cannot hold: heads of classifiers, norms, tables; whole in the adapter, as PEFT saves and loads them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel
+from safetensors.torch import load_file
+
+import publisher
+from publisher.adapters.loading import quiet
+from publisher.errors import ExtractionError
+from publisher.manifest.new import new_manifest
+from publisher.pipeline.run import Run, run
+from publisher.records.extraction import Extraction
+from publisher.records.loaders import Loaders
+from publisher.records.progress import silent
+from tests.inputs.classes import CASES
+from tests.inputs.pairs import RANK, Pair, Weights, tune
+from tests.inputs.test_matrix import built
+
+MakePair = Callable[..., Pair]
+QUERY = r"self_attn\.[qv]_proj"
+STAGED = Path("dist/m")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def reward_pair(folder: Path, *, labels: int) -> Pair:
+    """A language model, and a reward model that was trained on it: another class, with a head of its own."""
+    pair = Pair(folder, "LlamaForSequenceClassification")
+    base = built(CASES["Llama"]).bfloat16()
+    config = transformers.LlamaConfig(**CASES["Llama"].config, num_labels=labels)
+    tuned = transformers.LlamaForSequenceClassification(config).bfloat16()
+    tuned.model.load_state_dict(base.model.state_dict())
+    with quiet():
+        base.save_pretrained(pair.base)
+        tuned.save_pretrained(pair.source)
+    pair.change(lambda weights: tune(weights, QUERY))
+    return pair
+
+
+def published() -> Extraction:
+    """What a new manifest publishes of ./source and ./base, audited green."""
+    Path("m.yaml").write_text(new_manifest(base="base", tuned="source"))
+    run(Run(Path("m.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
+    assert [check.name for check in publisher.audit(STAGED, device="cpu", deep=True).failed] == []
+    return Extraction.read(STAGED / "extraction.json")
+
+
+@pytest.mark.parametrize("labels", [1, 2, 5])
+def test_a_reward_model_is_published_with_its_new_head(place: Path, labels: int) -> None:
+    reward_pair(place, labels=labels)
+    extraction = published()
+    (head,) = extraction.summary.carried
+    assert (head.module, head.tensors, head.norm, head.share) == ("score", ("score.weight",), None, None)
+    assert extraction.summary.labels == (None if labels == 2 else labels)
+    assert {module.rank for module in extraction.modules} == {RANK}
+    card = (STAGED / "README.md").read_text()
+    assert "`score` (the base has none such)" in card
+    assert (f"    num_labels={labels},\n" in card) is (labels != 2)
+    with quiet():
+        base = transformers.LlamaForSequenceClassification.from_pretrained("base", num_labels=labels)
+        adapted = PeftModel.from_pretrained(base, STAGED).eval()
+        source = transformers.LlamaForSequenceClassification.from_pretrained("source").eval()
+    ids = torch.arange(3, 19).reshape(1, -1)
+    with torch.inference_mode():
+        ours, theirs = (model(input_ids=ids).logits.float() for model in (adapted, source))
+    assert torch.allclose(ours, theirs, atol=0.02)
+    verdicts = {one.loader: one.loads for one in Loaders.read(STAGED / "loaders.json").verdicts}
+    assert verdicts["PEFT"] == "yes"
+
+
+def test_a_classifier_with_another_number_of_labels_than_the_base_is_published(place: Path) -> None:
+    case = CASES["BERT classifier"]
+    pair = Pair(place, case.model_class)
+    base = built(case).bfloat16()
+    torch.manual_seed(5)
+    config = transformers.BertConfig(**case.config, num_labels=7)
+    tuned = transformers.BertForSequenceClassification(config).bfloat16()
+    tuned.bert.load_state_dict(base.bert.state_dict())
+    with quiet():
+        base.save_pretrained(pair.base)
+        tuned.save_pretrained(pair.source)
+    pair.change(lambda weights: tune(weights, case.pattern))
+    extraction = published()
+    assert extraction.summary.labels == 7
+    assert [module.module for module in extraction.summary.carried] == ["classifier"]
+    keys = load_file(STAGED / "adapter_model.safetensors").keys()
+    assert {"base_model.model.classifier.weight", "base_model.model.classifier.bias"} <= keys
+
+
+def test_the_head_of_a_classifier_is_in_the_adapter_even_where_it_did_not_change(place: Path) -> None:
+    case = CASES["RoBERTa"]
+    pair = Pair(place, case.model_class)
+    with quiet():
+        for side in (pair.base, pair.source):
+            built(case).bfloat16().save_pretrained(side)
+    pair.change(lambda weights: tune(weights, case.pattern))
+    (head,) = published().summary.carried
+    assert (head.module, head.norm) == ("classifier", 0)
+
+
+# --- adapter.carry: auto ------------------------------------------------------------------------------------
+
+
+def doubled(*names: str) -> Callable[[Weights], None]:
+    def double(weights: Weights) -> None:
+        for name in names:
+            weights[name] = weights[name] * 2
+
+    return double
+
+
+def test_under_auto_what_no_lora_can_hold_is_stored_whole(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", QUERY)
+    pair.change(doubled("model.norm.weight", "model.layers.0.input_layernorm.weight"))
+    with pytest.raises(ExtractionError, match=r"write adapter\.carry: auto to store their modules whole"):
+        pair.extracted()
+    extraction = pair.extracted(carry="auto")
+    assert extraction.settings.carry == "auto"
+    assert [module.module for module in extraction.summary.carried] == [
+        "model.layers.0.input_layernorm",
+        "model.norm",
+    ]
+    assert len(extraction.modules) == 4
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
+
+
+def test_under_auto_a_tensor_of_the_source_alone_is_stored_too(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", QUERY, attention_bias=True)
+    names = [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in (0, 1)]
+
+    def lose(weights: Weights) -> None:
+        for name in names:
+            weights.pop(name)
+
+    pair.change(lose, side="base")
+    extraction = pair.extracted(carry="auto")
+    assert [module.module for module in extraction.summary.carried] == [
+        f"model.layers.{layer}.self_attn.o_proj" for layer in (0, 1)
+    ]
+
+
+def test_under_auto_a_parameter_that_peft_cannot_store_is_still_named(make_pair: MakePair) -> None:
+    pair = make_pair("Mamba", "in_proj|x_proj")
+    pair.change(doubled("backbone.layers.0.mixer.A_log"))
+    with pytest.raises(ExtractionError, match=r"backbone\.layers\.0\.mixer\.A_log"):
+        pair.extracted(carry="auto")
+
+
+def test_a_pair_in_which_all_that_differs_is_carried_is_told_so(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", "no such name")
+    pair.change(doubled("model.norm.weight"))
+    with pytest.raises(ExtractionError) as raised:
+        pair.extracted(carry=["*norm*"])
+    assert str(raised.value).startswith(
+        "all that differs is stored whole, in 1 module, so there is nothing to publish."
+    )
+    assert "adapter.ignore" not in str(raised.value)
+
+
+def test_a_carry_that_is_no_list_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"'all' is no list of tensors; write auto, or a list of names and patterns"):
+        Pair(Path(), "LlamaForCausalLM", {"carry": "all"}).variant.adapter.carry  # noqa: B018 - read to be checked
+
+
+def any_carry(value: Any) -> Any:
+    return Pair(Path(), "LlamaForCausalLM", {"carry": value}).variant.adapter.carry
+
+
+def test_a_carry_is_auto_or_a_list() -> None:
+    assert any_carry("auto") == "auto"
+    assert any_carry(["*.norm.*"]) == ("*.norm.*",)
