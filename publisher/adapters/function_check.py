@@ -13,6 +13,7 @@ from publisher.adapters.loading import AdapterLocation, labels_in, load_adapter,
 from publisher.adapters.model_inputs import InputError, Inputs, inputs_for, outputs_of, shapes_of
 from publisher.adapters.quantised_model import set_quantised
 from publisher.adapters.structure_checks import require_no_problems
+from publisher.adapters.task_type_check import told
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, safetensors_dtype
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.snapshots import headers_of
@@ -23,7 +24,6 @@ from publisher.records.extraction import Extraction
 from publisher.records.validation import FunctionCheck
 
 FUNCTION_LIMIT = 0.5  # of the way from the fine-tune's logits to the base's
-_SHOWN = 300  # characters of what a class raises
 _MEMORY_SHARE = 0.6  # of what is free, for one model in float32 and its activations
 
 _Outputs = Mapping[str, torch.Tensor]
@@ -65,18 +65,18 @@ def require_function(
     plain = _base(variant, base, labels=labels_in(location), cast=before)
     try:
         inputs, without = _first_run(plain)
+        adapted, complaints = load_adapter(plain, location)
+        require_no_problems(complaints, f"PEFT complains about {staged}")
+        with_adapter = _run_by_peft(adapted, inputs, variant)
+        if after is not None:
+            with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
+            del plain, adapted
+            plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
+            without = outputs_of(plain, inputs)
+        del plain, adapted
+        released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
     except InputError as error:
         return str(error)
-    adapted, complaints = load_adapter(plain, location)
-    require_no_problems(complaints, f"PEFT complains about {staged}")
-    with_adapter = _run_by_peft(adapted, inputs, variant)
-    if after is not None:
-        with_adapter = outputs_of(_cast(adapted.merge_and_unload(), after), inputs)
-        del plain, adapted
-        plain = adapted = _base(variant, base, labels=labels_in(location), cast=after)
-        without = outputs_of(plain, inputs)
-    del plain, adapted
-    released = outputs_of(whole_model(variant.model_class, tuned.folder), inputs)
     check = _function_check(with_adapter, without, released=released, inputs=inputs)
     if not check.distance and not check.base_distance:
         return f"what differs has no part in the {', '.join(without)} of {', '.join(inputs)} alone"
@@ -136,7 +136,7 @@ def _function_check(with_adapter: _Outputs, without: _Outputs, *, released: _Out
         outputs=tuple(released),
         distance=distance,
         base_distance=base_distance,
-        ratio=distance / base_distance if base_distance else math.inf,
+        ratio=distance / base_distance if base_distance else float(distance > 0),
         largest=float(differences.abs().max()),
     )
 
@@ -156,7 +156,7 @@ def _first_run(model: Any) -> tuple[Inputs, _Outputs]:
         try:
             return inputs, outputs_of(model, inputs)
         except Exception as error:  # noqa: BLE001 - whatever a class raises, it is not called so
-            why = _told(error)
+            why = told(error)
     raise InputError(f"{type(model).__name__} computes nothing of the inputs that were made for it ({why})")
 
 
@@ -166,11 +166,7 @@ def _run_by_peft(adapted: Any, inputs: Inputs, variant: Variant) -> _Outputs:
     except Exception as error:
         raise ValidationError(
             f"{variant.label}: {variant.model_class} with the adapter cannot be called as PEFT wraps it for task_type "
-            f"{variant.adapter.task_type}: {_told(error)}",
+            f"{variant.adapter.task_type}: {told(error)}",
             expected="a task type whose wrapper hands the class's own inputs on",
             next_step="leave adapter.task_type out of the manifest, as `publish new` does for this class",
         ) from error
-
-
-def _told(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN]

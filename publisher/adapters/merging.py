@@ -53,10 +53,17 @@ class MergeInputs:
 
     @property
     def sets_residual(self) -> bool:
-        """Whether there is a residual, of weights in the dtype that the base's have."""
+        """Whether there is a residual, of weights in the dtype that the base's have, or that they are cast to after."""
         found = {header.dtype for name, header in self.adapter.items() if name.endswith(".value")}
         there = {self.base[f"{module.name}.weight"].dtype for module in self.extraction.modules}
-        return RESIDUAL in self.extraction.summary.written and found <= there and len(there) == 1
+        fits = found <= there or (there == {"F32"} and self._is_cast_after)
+        return RESIDUAL in self.extraction.summary.written and fits and len(there) == 1
+
+    @property
+    def _is_cast_after(self) -> bool:
+        """Whether the cast of a merge in float32 is the release, which holds every value that it is cast to."""
+        ways = {module.arithmetic.merged_in if module.arithmetic else None for module in self.extraction.modules}
+        return ways == {"float32"}
 
 
 def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replacement | None]:

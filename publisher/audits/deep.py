@@ -320,4 +320,4 @@ def function(case: _Case) -> str:
         seen = require_function(case.variant, case.extraction, base=base, tuned=case.tuned, staged=case.folder)
     if isinstance(seen, str):
         raise UncheckedError(seen)
-    return f"logits {percent(seen.ratio)} of the way from the source's to the base's"
+    return f"{', '.join(seen.outputs)} {percent(seen.ratio)} of the way from the source's to the base's"

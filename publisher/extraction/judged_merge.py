@@ -100,10 +100,12 @@ def judge_merge(
         found = _judged(name, merging, delta, rank=rank, stored=tuned.dtype)
         if not holds_cast_error(delta, base=base, cast=merging.base, svd=found.svd):
             return _roundings_found(found, rank=rank)
-    ways = kept(base=base, tuned=merging.tuned)
-    first = next(ways)
-    found = _judged(name, first, _delta(name, first), rank=rank, stored=tuned.dtype)
-    return max([found, *(replace(found, weight=replace(found.weight, base=way.base)) for way in ways)], key=_restored)
+    ways = list(kept(base=base, tuned=merging.tuned))
+    found = _judged(name, ways[0], _delta(name, ways[0]), rank=rank, stored=tuned.dtype)
+    best = max(ways, key=lambda way: _restored(replace(found, weight=replace(found.weight, base=way.base))))
+    if best is ways[0]:
+        return found
+    return _judged(name, best, _delta(name, best), rank=rank, stored=tuned.dtype)
 
 
 def _judged(

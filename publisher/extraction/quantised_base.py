@@ -8,7 +8,7 @@ nothing.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import torch
@@ -22,7 +22,7 @@ from publisher.numerics.merge_arithmetic import SHOWN
 from publisher.numerics.svd import decompose
 from publisher.records.checkpoint import Dtype, Quantisation, QuantisedBase
 
-_SIDE = 512  # rows and columns of a part
+_SIDE = 256  # rows and columns of a part
 _SAMPLES = 5  # weights whose beginnings are looked at
 _WHOLE = 6  # weights that are compared in every setting
 _BY_CHANCE = 6.0  # deviations, twice: of the product of noise and what two settings are apart
@@ -65,7 +65,7 @@ def _kind(name: str, both: CheckpointPair) -> str:
     sides = (next(iter(reader.blocks(name, rows * columns))).float() for reader in both.readers)
     base, tuned = (side.reshape(-1, columns) for side in sides)
     errors = {kind: _error(kind, base) for kind in _KINDS}
-    found = [kind for kind, error in errors.items() if _holds(error, delta=tuned - base)]
+    found = _held(errors, delta=tuned - base)
     return min(found, key=lambda kind: float((tuned - base - errors[kind]).norm()), default="")
 
 
@@ -74,17 +74,19 @@ def _error(kind: str, base: Tensor) -> Tensor:
     return nf4.dequantised(base, way) - base
 
 
-def _holds(error: Tensor, *, delta: Tensor) -> bool:
-    """Return whether the delta contains the quantisation's error, beyond what chance can give.
+def _held(errors: Mapping[str, Tensor], *, delta: Tensor) -> list[str]:
+    """Return the kinds of quantisation whose error the delta contains, beyond what chance can give.
 
     A large update hides it. Then a part of the delta is looked at without its leading singular vectors: a few hundred
     rows and columns, of which at least a tenth of the error must be left.
     """
-    if _is_shared(delta, error, least=0.5):
-        return True
-    delta, error = (matrix[:_SIDE, :_SIDE] for matrix in (delta, error))
-    found = decompose(delta.contiguous(), rank=max(1, min(delta.shape) // 4), threshold=0.0, name="quantisation")
-    return _is_shared(torch.addmm(delta, found.u * found.s, found.v.T, alpha=-1), error, least=0.1)
+    found = [kind for kind, error in errors.items() if _is_shared(delta, error, least=0.5)]
+    if found:
+        return found
+    part = delta[:_SIDE, :_SIDE].contiguous()
+    svd = decompose(part, rank=max(1, min(part.shape) // 4), threshold=0.0, name="quantisation")
+    part = torch.addmm(part, svd.u * svd.s, svd.v.T, alpha=-1)
+    return [kind for kind, error in errors.items() if _is_shared(part, error[:_SIDE, :_SIDE], least=0.1)]
 
 
 def _is_shared(delta: Tensor, error: Tensor, *, least: float) -> bool:

@@ -135,14 +135,18 @@ def same(name: str, readers: Sides[Reader]) -> bool:
 def equal(*, base: torch.Tensor, tuned: torch.Tensor) -> bool:
     """Return whether both hold the same bytes, once the base is cast to the dtype of the tuned one.
 
-    Zeros of either sign are the same value: an update of nothing is no update. A model may also have been in a shorter
+    Zeros of either sign are the same value: an update of nothing is no update. A model may also have been in another
     dtype before it was stored: then the base is cast to that first.
     """
     ours, cast = tuned.contiguous().reshape(-1), base.contiguous().reshape(-1)
-    return any(_equal(ours, cast.to(dtype).to(ours.dtype)) for dtype in (ours.dtype, *_SHORTER.get(ours.dtype, ())))
+    return any(_equal(ours, cast.to(dtype).to(ours.dtype)) for dtype in (ours.dtype, *_BEFORE.get(ours.dtype, ())))
 
 
-_SHORTER = {torch.float32: (torch.bfloat16, torch.float16), torch.float16: (torch.bfloat16,)}
+_BEFORE = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.float16: (torch.bfloat16,),
+    torch.bfloat16: (torch.float16,),
+}
 
 
 def _equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -19,6 +19,8 @@ def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
     version = validation.packages["peft"] if validation else metadata.version("peft")
     other = text_only(subject)
     notes = list(seen.notes)
+    if validation and validation.incomparable:
+        notes.append(f"its outputs were not compared with the source's: {validation.incomparable}")
     if other:
         name, model = other
         notes.append(on_text_only(subject, with_peft(subject, model), name=name, by="PEFT"))

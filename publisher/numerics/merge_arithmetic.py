@@ -140,8 +140,8 @@ def kept(*, base: Tensor, tuned: Tensor) -> Iterator[Merging]:
         tuned: the weight of the merged fine-tune, (m, n), in the dtype that the sum was rounded to.
     """
     yield Merging(base.float(), tuned)
-    if base.dtype == torch.float16:
-        yield Merging(base, tuned)
+    if tuned.dtype == torch.bfloat16:
+        yield Merging(base.half(), tuned)
 
 
 def update_steps(delta: Tensor, dtype: torch.dtype, *, others: Tensor | None = None) -> Tensor:

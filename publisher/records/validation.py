@@ -28,7 +28,18 @@ class FunctionCheck(Record):
 
 
 class Validation(Record):
-    """What validation saw, and the versions of the packages that judged. Local: it is part of no artefact."""
+    """What validation saw, and the versions of the packages that judged. Local: it is part of no artefact.
+
+    Attributes:
+        path: the variant's path.
+        modules: how many modules PEFT loads.
+        tensors: how many tensors the adapter's file has.
+        largest_claim_difference: largest difference between a figure of extraction.json and the files.
+        function: how far the outputs of base + adapter are from the source's; None where they were not compared.
+        function_skipped: why they were not compared.
+        incomparable: the same, where that is the class's doing and so on any machine; loaders.json has it too.
+        packages: versions by package.
+    """
 
     path: str
     modules: Count
@@ -36,6 +47,7 @@ class Validation(Record):
     largest_claim_difference: Figure
     function: FunctionCheck | None
     function_skipped: str | None
+    incomparable: str | None = None
     packages: dict[str, str]
 
 

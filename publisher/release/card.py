@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from publisher import __version__
 from publisher.errors import CardError
-from publisher.manifest.schema import Manifest
+from publisher.manifest.schema import Manifest, Variant
 from publisher.records.filenames import CARD, CHARTS
 from publisher.records.files import packaged_folder
 from publisher.records.provenance import code_digest
@@ -24,7 +24,18 @@ from publisher.release.evidence import VariantEvidence
 from publisher.release.filters import FILTERS, chart_paths
 from publisher.release.templating import card_environment
 
-_PIPELINES = {"ForConditionalGeneration": "image-text-to-text", "ForCausalLM": "text-generation"}
+_PIPELINES = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification",
+    "ForAudioClassification": "audio-classification",
+    "ForCTC": "automatic-speech-recognition",
+}
+_SPOKEN = {"WhisperForConditionalGeneration": "automatic-speech-recognition"}
+_ON_TEXT = ("text-classification", "token-classification", "question-answering")  # where PEFT has a task type for it
 
 
 def card_files(manifest: Manifest, evidence: Sequence[VariantEvidence], *, beside: Path) -> dict[str, str]:
@@ -128,9 +139,20 @@ def _header(manifest: Manifest) -> ModelCardData:
 
 
 def _pipeline_tag(manifest: Manifest) -> str | None:
-    classes = {variant.model_class for variant in manifest.variants}
-    tags = {next((tag for end, tag in _PIPELINES.items() if name.endswith(end)), None) for name in classes}
+    tags = {_tag_of(variant) for variant in manifest.variants}
     return tags.pop() if len(tags) == 1 else None
+
+
+def _tag_of(variant: Variant) -> str | None:
+    """Return the Hub's name of what a class is for; None where its name does not tell.
+
+    A class for conditional generation has images beside its text, unless its task type says that it is another.
+    """
+    name, task = variant.model_class, variant.adapter.task_type
+    if name.endswith("ForConditionalGeneration"):
+        return "image-text-to-text" if task == "FEATURE_EXTRACTION" else _SPOKEN.get(name)
+    tag = next((tag for end, tag in _PIPELINES.items() if name.endswith(end)), None)
+    return None if tag in _ON_TEXT and task is None else tag
 
 
 def _body(manifest: Manifest, evidence: Sequence[VariantEvidence], *, folders: tuple[Path, ...]) -> str:

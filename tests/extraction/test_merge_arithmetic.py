@@ -29,6 +29,7 @@ WAYS = {
     "base in fp16 cast to bf16": (FP16, BF16, BF16, BF16),
     "base in fp16 merged in float32, then bf16": (FP16, FP32, BF16, BF16),
     "base in fp16 merged there, then bf16": (FP16, FP16, BF16, BF16),
+    "base cast to fp16, merged there, then bf16": (FP32, FP16, BF16, BF16),
 }
 Method = Literal["svd", "exact"]
 

@@ -408,3 +408,16 @@ def test_a_router_that_is_more_than_a_linear_module_is_adapted_by_its_parameter(
     function = pair.validated(extraction).function
     assert function is not None
     assert function.ratio < 0.05
+
+
+def test_nan_in_one_expert_is_named_with_its_number(make_experts: MakeExperts) -> None:
+    def change(model: Any) -> None:
+        update_experts(model)
+        with torch.no_grad():
+            model.model.layers[0].mlp.experts.down_proj[3, 1, 2] = torch.nan
+
+    pair = make_experts("MixtralForCausalLM", change)
+    with pytest.raises(
+        ExtractionError, match=r"layers\.0\.mlp\.experts\.down_proj\[3\] holds NaN or infinity: 1 element in"
+    ):
+        pair.extracted()

@@ -160,6 +160,19 @@ def test_a_stranger_s_load_compares_the_wrappers_with_the_evidence() -> None:
     assert len(_problems(request | {"experts": swapped})) == 2
 
 
+@pytest.mark.usefixtures("own_run")
+def test_the_card_says_where_factors_save_little_beside_the_weights_themselves() -> None:
+    manifest = Path("moe.yaml")
+    manifest.write_text(manifest.read_text().replace("rank: auto", "rank: 16"), encoding="utf-8")
+    run(Run(manifest, Path("dist"), device="cpu", dry_run=True), silent)
+    summary = Extraction.read(EVIDENCE).summary.experts
+    assert summary is not None
+    assert summary.parameters > summary.weights / 2
+    text = CARD.read_text(encoding="utf-8")
+    assert "**The Moe adapter saves little here:** its factors of experts have" in text
+    assert f"change have {summary.weights:,}." in text
+
+
 def test_an_adapter_of_peft_s_own_with_the_ends_of_parameters_names_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

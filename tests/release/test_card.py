@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -724,6 +725,8 @@ def test_a_local_base_is_not_passed_off_as_a_repository() -> None:
         (("LlamaForCausalLM", "Qwen3ForCausalLM"), "text-generation"),
         (("LlamaForCausalLM", "Qwen3_5ForConditionalGeneration"), None),
         (("BertModel", "BertModel"), None),
+        (("ViTForImageClassification", "ViTForImageClassification"), "image-classification"),
+        (("Wav2Vec2ForCTC", "Wav2Vec2ForCTC"), "automatic-speech-recognition"),
     ],
 )
 def test_the_pipeline_tag_follows_the_classes_where_they_agree(classes: tuple[str, str], tag: str | None) -> None:
@@ -731,6 +734,31 @@ def test_the_pipeline_tag_follows_the_classes_where_they_agree(classes: tuple[st
     variants = tuple(v.model_copy(update={"model_class": c}) for v, c in zip(manifest.variants, classes, strict=True))
     card = render(manifest.model_copy(update={"variants": variants}), evidence)
     assert header(card).get("pipeline_tag") == tag
+
+
+@pytest.mark.parametrize(
+    ("model_class", "task_type", "tag"),
+    [
+        ("WhisperForConditionalGeneration", None, "automatic-speech-recognition"),
+        ("T5ForConditionalGeneration", "SEQ_2_SEQ_LM", None),
+        ("BertForSequenceClassification", "SEQ_CLS", "text-classification"),
+        ("Wav2Vec2ForSequenceClassification", None, None),
+    ],
+)
+def test_a_class_for_speech_or_seq2seq_is_not_passed_off_as_one_for_images_or_text(
+    model_class: str, task_type: str | None, tag: str | None
+) -> None:
+    manifest, evidence = demo()
+    variants = tuple(
+        v.model_copy(
+            update={"model_class": model_class, "adapter": v.adapter.model_copy(update={"task_type": task_type})}
+        )
+        for v in manifest.variants
+    )
+    both = tuple(replace(one, variant=variant) for one, variant in zip(evidence, variants, strict=True))
+    card = render(manifest.model_copy(update={"variants": variants}), both)
+    assert header(card).get("pipeline_tag") == tag
+    assert "text-only model that `AutoModelForCausalLM`" not in card
 
 
 # --- templates ----------------------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 
 from publisher.adapters.exports import require_exportable, write_exports
-from publisher.adapters.loading import parameter_keys
+from publisher.adapters.loading import parameter_keys, quiet
 from publisher.adapters.parameters import planned_experts
 from publisher.adapters.peft_files import adapter_config, carried_keys, write_adapter
 from publisher.adapters.residual import planned_residuals
+from publisher.adapters.task_type_check import require_task_type
 from publisher.checkpoints.dtypes import ADAPTER_DTYPES, torch_dtype
 from publisher.checkpoints.files import read_config
 from publisher.checkpoints.pairs import CheckpointPair, Sides, open_pair
@@ -82,12 +83,15 @@ def extract(
 
     Raises:
         ExtractionError: naming every tensor or expectation that stands in the way.
-        ValidationError: transformers has no such class, or it is not for this configuration.
+        ValidationError: transformers has no such class, it is not for this configuration, or PEFT cannot call it for
+            the manifest's task type.
         EngineError: the cluster fails.
     """
     settings = variant.adapter
     tools = provenance.tools(engine.machine.device, packages=engine.machine.packages, code=__name__)
     structure = structure_of(variant.model_class, base.folder, head_of=tuned.folder)
+    with quiet():
+        require_task_type(variant, base.folder)
     with open_pair(base=base, tuned=tuned, names=structure.names.applied) as stored:
         seen = compare(stored, settings, structure=structure, engine=engine, progress=progress)
         both = stored.on_quantised(seen.quantised)

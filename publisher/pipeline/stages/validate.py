@@ -79,5 +79,6 @@ def validate(
         largest_claim_difference=difference,
         function=function if isinstance(function, FunctionCheck) else None,
         function_skipped=function if isinstance(function, str) else None,
+        incomparable=function if isinstance(function, str) and not obstacle else None,
         packages=judging_packages(),
     )
