@@ -11,6 +11,7 @@ is one ValidationError.
 import contextlib
 import json
 import logging
+import math
 import re
 import tempfile
 import warnings
@@ -25,12 +26,13 @@ import torch
 import transformers
 from huggingface_hub import hf_hub_download
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.adapters.wrappers import applies_to_parameters, stand_in_parameters, wrapper_keys, wrapper_problems
-from publisher.border.adapterconfig import reduced, resolved
+from publisher.adapters.wrappers import applies_to_parameters, wrapper_keys, wrapper_problems
+from publisher.border.adapterconfig import ALL_LINEAR, reduced, resolved, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
 from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
@@ -88,15 +90,22 @@ def loading_problems(
     Raises:
         ValidationError: transformers has no such class, or PEFT refuses the adapter altogether.
     """
-    shapes = {module.name: module.shape for module in modules}
-    loaded, problems = load_on_config(model_class, shapes, config=config, adapter=adapter)
+    names = [module.name for module in modules]
+    loaded, problems = load_on_config(model_class, names, config=config, adapter=adapter)
     if loaded is None:
         return problems
-    return [*problems, *_scaling_problems(loaded), *wrapper_problems(loaded, experts)]
+    unknown = [f"{name} is adapted and not in the evidence" for name in sorted(_adapted(loaded) - {*names})]
+    return [*problems, *unknown, *_scaling_problems(loaded), *wrapper_problems(loaded, experts)]
+
+
+def _adapted(loaded: Any) -> set[str]:
+    """Return the names of the modules that PEFT has adapted as modules."""
+    layers = ((name, layer) for name, layer in loaded.named_modules() if isinstance(layer, LoraLayer))
+    return {name.removeprefix(KEY_PREFIX) for name, layer in layers if not isinstance(layer, ParamWrapper)}
 
 
 def load_on_config(
-    model_class: str, shapes: Mapping[str, tuple[int, int]], *, config: Path, adapter: AdapterLocation
+    model_class: str, linears: Collection[str] = (), *, config: Path, adapter: AdapterLocation
 ) -> tuple[Any | None, list[str]]:
     """Load the adapter into the model without the base's weights.
 
@@ -105,7 +114,7 @@ def load_on_config(
 
     Args:
         model_class: a class of transformers.
-        shapes: (out, in) of each module that the adapter is for, by name.
+        linears: names that have to be linear modules of the class.
         config: the folder with the base's config.json.
         adapter: at any scaling.
 
@@ -118,25 +127,37 @@ def load_on_config(
             adapter altogether.
     """
     model = empty_model(model_class, configuration(config, labels=labels_in(adapter)))
-    lost = stand_in(model, shapes)
+    there = dict(model.named_modules())
+    lost = [name for name in linears if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
     if lost:
         return None, [f"{name} is no linear module of {model_class}" for name in lost]
-    stand_in_parameters(model, reduced(read_json(adapter.config)).fields.get("target_parameters", ()))
+    stand_in(model)
     loaded, problems = load_adapter(model, adapter, empty=True)
     tensors = load_file(adapter.weights)
-    parameters = dict(_adapter_parameters(loaded))
-    problems += [f"{name} is a parameter without a tensor in the file" for name in sorted(parameters.keys() - tensors)]
-    problems += [f"{name} is in the file and reaches no parameter" for name in sorted(tensors.keys() - parameters)]
-    for name in sorted(parameters.keys() & tensors):
-        problems += _parameter_problems(name, parameters[name], tensor=tensors[name])
+    problems += [f"{name} is in the file and reaches no parameter" for name in passed_over(loaded, adapter)]
+    for name, parameter in adapter_parameters(loaded):
+        problems += _parameter_problems(name, parameter, tensor=tensors.get(name))
     return loaded, problems
 
 
-def _adapter_parameters(loaded: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_parameters(loaded: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what PEFT put into the model, by the names that its file has; a shared weight under each of its names."""
     for name, parameter in loaded.named_parameters(remove_duplicate=False):
         if ".lora_" in name or ".modules_to_save." in name:
-            yield name.replace(".modules_to_save.", ".").replace(".default.", "."), parameter
+            plain = name.replace(".modules_to_save.", ".").replace(".default.", ".")
+            dora = ".lora_magnitude_vector." in plain
+            yield plain.removesuffix(".weight" if dora else ".default"), parameter
+
+
+def passed_over(loaded: Any, adapter: AdapterLocation) -> list[str]:
+    """Return the names of the file's tensors that PEFT has no place for in the model that it has loaded them into.
+
+    `from_pretrained` keeps them to itself; what it calls tells them to whoever calls it again. Layers that PEFT has
+    replicated without memory are on the meta device again, and so would be the factors beside them.
+    """
+    stand_in(loaded)
+    seen = peft.set_peft_model_state_dict(loaded, load_file(adapter.weights), low_cpu_mem_usage=True)
+    return sorted(name.replace(".default.", ".") for name in seen.unexpected_keys)
 
 
 def class_named(name: str) -> Any:
@@ -271,6 +292,7 @@ def for_peft(adapter: AdapterLocation, model: Any) -> Iterator[tuple[Path, list[
     found = reduced(read_json(adapter.config))
     _require_size(weights, found.fields)
     fields, complaints = resolved(found, [name for name, _ in model.named_modules() if name])
+    _require_rows(weights, found.fields, model=model)
     config = {"peft_type": "LORA", "inference_mode": True} | fields
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
@@ -294,6 +316,30 @@ def _require_size(weights: Path, fields: Mapping[str, Any]) -> None:
             "columns",
             expected="the ranks of the tensors",
         )
+
+
+def _require_rows(weights: Path, fields: Mapping[str, Any], *, model: Any) -> None:
+    """Raise ValidationError where PEFT would make larger tensors beside the model's tables than the file holds."""
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+    rank = max([fields.get("r", _DEFAULT_RANK), *fields.get("rank_pattern", {}).values()])
+    adapted = [tables[name] for name in _targeted_tables(fields, list(tables))]
+    made = sum(rank * (table.num_embeddings + table.embedding_dim) for table in adapted)
+    indices = fields.get("trainable_token_indices") or []
+    rows = sum(map(len, indices.values())) if isinstance(indices, dict) else len(indices)
+    made += rows * max((table.embedding_dim for table in tables.values()), default=0)
+    held = sum(math.prod(header.shape) for header in file_headers(weights).values())
+    if made > max(held, _FEW_NUMBERS):
+        raise ValidationError(
+            f"{ADAPTER_CONFIG} asks for {made:,} numbers beside the model's tables, and {weights} holds {held:,}",
+            expected="the ranks and token indices of the tensors",
+        )
+
+
+def _targeted_tables(fields: Mapping[str, Any], tables: Sequence[str]) -> list[str]:
+    wanted = fields.get("target_modules")
+    if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
+        return []
+    return targeted(fields, tables)
 
 
 def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -> tuple[Any, list[str]]:
@@ -327,6 +373,7 @@ def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -
 
 _HEAD = re.compile(r"\.(score|classifier|classifier\.out_proj|qa_outputs)\.weight$")  # the last of a head's weights
 _DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
+_FEW_NUMBERS = 1 << 26  # that PEFT may make beside a table, whatever the file holds
 _OTHER_BASE = (
     "name the base, and its revision, that the adapter was made for; or correct model_class in the manifest to the "
     "class whose tensor names the checkpoint has"
@@ -402,16 +449,22 @@ def quiet() -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def stand_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Give each target module a weight on the CPU that has a shape and no memory: PEFT puts adapters beside it.
+_OF_ADAPTERS = (".lora_", ".modules_to_save.", ".trainable_tokens_")
 
-    Returns the names that are no linear modules of this model.
+
+def stand_in(model: Any) -> None:
+    """Give each parameter a stand-in on the CPU that has its shape and no memory; a shared one stays shared.
+
+    On the meta device PEFT leaves an adapter where the base is, and fails on what reads the base's rows or copies it.
+    An adapter's own parameters are left where they are: whether the file reaches them shows by that.
     """
-    there = dict(model.named_modules())
-    lost = [name for name in shapes if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
-    for name in shapes.keys() - set(lost):
-        there[name].weight = torch.nn.Parameter(torch.zeros(1).expand(shapes[name]), requires_grad=False)
-    return lost
+    made: dict[int, torch.nn.Parameter] = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if not parameter.is_meta or any(kind in name for kind in _OF_ADAPTERS):
+            continue
+        there = torch.nn.Parameter(torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape), requires_grad=False)
+        holder, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(holder), leaf, made.setdefault(id(parameter), there))
 
 
 def parameter_keys(model_class: str, names: Sequence[str], *, config: Path) -> dict[str, tuple[str, str]]:
@@ -446,8 +499,10 @@ def parameter_keys(model_class: str, names: Sequence[str], *, config: Path) -> d
     return {name: keys[name] for name in names}
 
 
-def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor) -> Iterator[str]:
-    if parameter.is_meta:
+def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor | None) -> Iterator[str]:
+    if tensor is None:
+        yield f"{name} is a parameter without a tensor in the file"
+    elif parameter.is_meta:
         yield f"{name} was left on the meta device"
     elif not torch.equal(parameter.float(), tensor.float()):
         yield f"{name} does not hold the file's values once loaded"

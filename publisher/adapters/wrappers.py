@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import torch
 from peft.tuners.lora.layer import ParamWrapper
 
 from publisher.adapters.peft_files import KEY_PREFIX
@@ -14,22 +13,6 @@ from publisher.records.extraction import ExpertTensor
 _IDLE_KEYS = re.compile(
     r"The following \w+ keys did not match any targeted module and were ignored: (\[.*\])\.", re.DOTALL
 )
-
-
-def stand_in_parameters(model: Any, wanted: Sequence[str]) -> None:
-    """Give each parameter that PEFT takes for one of these names a stand-in on the CPU, which has no memory.
-
-    Args:
-        model: without weights; changed in place.
-        wanted: names of `target_parameters`: whole ones, or their ends after a dot, as PEFT matches them.
-    """
-    ends = frozenset(wanted)
-    for name, parameter in list(model.named_parameters()):
-        starts = (0, *(at + 1 for at, sign in enumerate(name) if sign == "."))
-        if any(name[start:] in ends for start in starts):
-            holder, _, leaf = name.rpartition(".")
-            there = torch.nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
-            setattr(model.get_submodule(holder), leaf, there)
 
 
 def wrapper_keys(loaded: Any) -> dict[str, tuple[str, str]]:

@@ -27,8 +27,12 @@ from publisher.records.audit import Check
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
 
-_KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_([AB])\.weight")
-_FURTHER = re.compile(re.escape(KEY_PREFIX) + r".+\.lora_(embedding_[AB]|magnitude_vector(\.weight)?|B\.bias)")
+_KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_(embedding_(?=[AB]$))?([AB])(?(2)|\.weight)")
+_FURTHER = re.compile(
+    re.escape(KEY_PREFIX)
+    + r"(.+\.lora_(magnitude_vector|diag)(\.weight)?|.+\.(lora_B\.bias|base_layer\.weight)"
+    + r"|(.+\.)?(embed_tokens|lm_head)\.weight)"
+)
 _MATRIX = 2  # dimensions
 _BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 
@@ -87,7 +91,7 @@ class Adapter:
         found: dict[str, dict[str, TensorHeader]] = {}
         for key, header in needed(self.headers, ADAPTER).items():
             if match := _KEY.fullmatch(key):
-                found.setdefault(match[1], {})[match[2]] = header
+                found.setdefault(match[1], {})[match[3]] = header
         whole = {name: (halves["A"], halves["B"]) for name, halves in found.items() if len(halves) == len("AB")}
         pairs = {name: pair for name, pair in whole.items() if all(len(half.shape) == _MATRIX for half in pair)}
         return needed(pairs or None, f"pair of lora_A and lora_B in {ADAPTER}")
@@ -152,7 +156,7 @@ def _is_pattern(value: object) -> bool:
 def keys(adapter: Adapter) -> str:
     """Check that every tensor goes by the name that PEFT looks for, and has its other half."""
     headers = file_headers(adapter.folder / ADAPTER)
-    halves = {match.groups() for key in headers if (match := _KEY.fullmatch(key))}
+    halves = {(match[1], match[3]) for key in headers if (match := _KEY.fullmatch(key))}
     further = [key for key in headers if _is_further(key, adapter.config or {})]
     problems = [_complaint(key) for key in headers if not _KEY.fullmatch(key) and key not in further]
     problems += [
@@ -230,8 +234,11 @@ def targets(adapter: Adapter) -> str:
     wanted = fields.get("target_modules")
     if wanted is None or (isinstance(wanted, str) and wanted.lower() == ALL_LINEAR):
         raise UncheckedError(f"target_modules is {shown(wanted)}: which modules that is depends on the base")
-    selected = set(targeted(fields, modules))
-    entries = wanted if isinstance(wanted, list) else []
+    tied = bool(
+        fields.get("ensure_weight_tying")
+    )  # PEFT then adapts what shares a weight, too: that is seen on loading
+    selected = set(modules if tied else targeted(fields, modules))
+    entries = [entry for entry in wanted if targeted(fields, [entry])] if isinstance(wanted, list) else []
     ends = {name[at:] for name in modules for at in (0, *(place + 1 for place, sign in enumerate(name) if sign == "."))}
     require_none(
         [f"{name} is in the file and target_modules does not select it" for name in modules if name not in selected]
@@ -287,7 +294,7 @@ def scale(adapter: Adapter) -> str:
             problems.append(f"{name}: the config gives rank {rank}, the tensors have {b.shape[1]}")
         scales[_scale(rank, alpha, found)] += 1
     told = ", ".join(f"{value:g} in {count} modules" for value, count in sorted(scales.items()))
-    if len(scales) > 1 and ranks and not alphas:
+    if len(scales) > 1 and ranks and not alphas and adapter.extraction is not None:
         problems.append(f"rank_pattern without alpha_pattern: PEFT scales by {told}")
     require_none(problems)
     return f"the ranks are the tensors'; scale {told}"

@@ -15,7 +15,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
-from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
+from publisher.adapters.loading import quiet
 from publisher.adapters.parameters import unpacked
 from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
 from publisher.adapters.structure_checks import require_loadable, require_tensors
@@ -24,15 +24,16 @@ from publisher.audits.chart_meaning import chart_problems
 from publisher.audits.checks import UncheckedError, adapted_places, checked, needed, require_none
 from publisher.audits.meaning import other_renderer
 from publisher.audits.versions import read_or_newer, require_as_written
-from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.files import read_text
 from publisher.border.limits import LIMITS
 from publisher.checkpoints.files import MODEL_CONFIG, read_json
 from publisher.checkpoints.reading import TensorReader
-from publisher.errors import AuditError, MissingRevisionError, ValidationError, counted, listed, shown
+from publisher.errors import AuditError, MissingRevisionError, PublisherError, counted, listed, shown
 from publisher.extraction.matrices import matrices, widest_rank
 from publisher.extraction.summary import summary_problems
 from publisher.hub import client as hub
+from publisher.loaders import on_peft
+from publisher.loaders.subject import Base, read_subject
 from publisher.manifest.schema import Variant
 from publisher.numerics.noise import expected_error
 from publisher.records.audit import Check
@@ -406,22 +407,25 @@ def _loads_strictly(adapter: Adapter, base: Path) -> str:
 
 
 def _loads(adapter: Adapter, base: Path) -> str:
-    pairs = adapter.pairs()
-    wrapped = wrapping(reduced(needed(adapter.config, ADAPTER_CONFIG)).fields, pairs)
-    shapes = {name: (b.shape[0], a.shape[1]) for name, (a, b) in pairs.items() if name not in wrapped}
     troubles = []
     for name in _classes(adapter, read_json(base / MODEL_CONFIG)):
         try:
-            problems = load_on_config(name, shapes, config=base, adapter=AdapterLocation(adapter.folder))[1]
-        except ValidationError as error:
-            problems = [error.found]
-        if not problems:
-            parameters = f" and {counted(len(wrapped), 'parameter')}" if wrapped else ""
-            return f"PEFT loads {len(shapes)} modules{parameters} whole on {name}"
-        troubles.append(f"on {name}:\n{listed(problems)}")
+            subject = read_subject(adapter.folder, Base(base, name))
+            seen = on_peft.tried(subject)
+        except PublisherError as error:
+            troubles.append(f"on {name}:\n{listed([error.found])}")
+            continue
+        if seen.unchecked:
+            raise UncheckedError(seen.unchecked)
+        if not seen.findings:
+            wrapped = len(subject.wrapped)
+            parameters = f" and {counted(wrapped, 'parameter')}" if wrapped else ""
+            told = f"PEFT loads {len(subject.factors) - wrapped} modules{parameters} whole on {name}"
+            return "; ".join([told, *seen.notes])
+        troubles.append(f"on {name}:\n{listed([one.what for one in seen.findings])}")
     if not troubles:
         raise UncheckedError(f"transformers {transformers.__version__} has no class that the base's config names")
-    raise AuditError("PEFT does not load it whole " + "\n".join(troubles))
+    raise AuditError("PEFT does not load it as it is meant " + "\n".join(troubles))
 
 
 def _classes(adapter: Adapter, base: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ named, and patterns are matched by RE2 (`patterns`): PEFT gets the names that th
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,10 @@ ALL_LINEAR: Final = "all-linear"
 _TASKS: Final = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 _NUMBER: Final = 1e12  # of a scale
 _SAID_ELSEWHERE: Final = frozenset({"base_model_name_or_path", "revision", "peft_version", "inference_mode"})
-_IDLE: Final = {"megatron_core": "megatron_config", "qalora_group_size": "use_qalora"}
+_IDLE: Final = {"megatron_core": "megatron_config"}
+_ITERATIONS: Final = re.compile(r"[a-z_]+_niter_[0-9]{1,3}")
+_BITS: Final = (2, 4, 8)  # of a weight, by LoftQ
+_ROUNDS: Final = 100  # of LoftQ
 _BY_PATTERN: Final = ("rank_pattern", "alpha_pattern")
 _MATCHING: Final = (
     "target_modules",
@@ -62,15 +66,43 @@ def reduced(config: Mapping[str, Any]) -> Reduced:
     if problems:
         raise ValidationError(f"adapter_config.json: {'; '.join(problems[:4])}", next_step="correct these fields")
     rest = [name for name, value in config.items() if value and not _is_said(name) and not _is_idle(name, config)]
-    initialisation = config.get("init_lora_weights", True)
-    if not isinstance(initialisation, bool):
-        rest.append("init_lora_weights")
     _require_few_patterns(fields)
-    return Reduced(fields | {"init_lora_weights": initialisation is not False}, tuple(sorted(rest)))
+    return Reduced(fields | {"init_lora_weights": config.get("init_lora_weights") is not False}, tuple(sorted(rest)))
+
+
+def initialisation(config: Mapping[str, Any]) -> str:
+    """Return the name in `init_lora_weights`; empty where the field is true, false or not there.
+
+    `reduced` hands on none: the factors of a file take the place of whatever they begin with. What it does to the base
+    is for `publisher.adapters.initialisation`.
+
+    Raises:
+        ValidationError: it is no name, or asks for more iterations than anybody needs.
+    """
+    found = config.get("init_lora_weights")
+    if found is None or isinstance(found, bool):
+        return ""
+    if not is_text(found) or (any(map(str.isdecimal, found)) and _ITERATIONS.fullmatch(found) is None):
+        raise ValidationError(
+            f"adapter_config.json: init_lora_weights is {shown(found)}",
+            expected="true, false, or an initialisation that PEFT knows",
+            next_step="correct this field",
+        )
+    return str(found)
+
+
+def loftq(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `loftq_config` with the numbers that PEFT reads; nothing where it has none, or others than LoftQ's."""
+    found = config.get("loftq_config")
+    if not isinstance(found, dict) or not found:
+        return {}
+    bits, rounds = found.get("loftq_bits"), found.get("loftq_iter")
+    small = bits in _BITS and isinstance(rounds, int) and 0 < rounds <= _ROUNDS
+    return {"loftq_config": {"loftq_bits": bits, "loftq_iter": rounds}} if small else {}
 
 
 def _is_said(name: str) -> bool:
-    return name in {"peft_type", "init_lora_weights"} or name in _SAID_ELSEWHERE or name in _KNOWN
+    return name in {"peft_type", "init_lora_weights", "loftq_config"} or name in _SAID_ELSEWHERE or name in _KNOWN
 
 
 def _is_idle(name: str, config: Mapping[str, Any]) -> bool:
@@ -157,6 +189,21 @@ def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def _are_settings(value: object) -> bool:
+    """Return whether these are a few plain values by name; PEFT refuses names that it does not know."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= _FEW
+        and all(
+            one is None or isinstance(one, bool) or is_text(one) or (is_number(one) and abs(_float(one)) <= _SMALL)
+            for one in value.values()
+        )
+    )
+
+
+_FEW: Final = 16  # settings of a variant of LoRA
+_SMALL: Final = 1024  # the largest number among them
+_SETTINGS: Final = f"at most {_FEW} settings, no number above {_SMALL}"
 _FLAG: Final = (_is_flag, "true or false")
 _RANK: Final = f"a whole number from 1 to {LIMITS.rank:,}"
 _LIST: Final = f"a list of at most {LIMITS.patterns:,} names"
@@ -182,6 +229,11 @@ _KNOWN: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "use_dora": _FLAG,
     "lora_bias": _FLAG,
     "ensure_weight_tying": _FLAG,
+    "use_qalora": _FLAG,
+    "qalora_group_size": (is_rank, _RANK),
+    "kasa_config": (_are_settings, _SETTINGS),
+    "velora_config": (_are_settings, _SETTINGS),
+    "monteclora_config": (_are_settings, _SETTINGS),
 }
 
 

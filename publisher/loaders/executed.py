@@ -6,7 +6,8 @@ any origin is its verdict, never an error of this tool.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,21 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from publisher.adapters.loading import (
     AdapterLocation,
+    adapter_parameters,
     class_named,
     configuration,
     empty_model,
     for_peft,
     labels_in,
     load_adapter,
+    passed_over,
     quiet,
     stand_in,
 )
 from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.adapters.wrappers import stand_in_parameters
 from publisher.border.adapterconfig import reduced
-from publisher.errors import ValidationError, counted
-from publisher.loaders.finding import UNIFORM, changes_nothing, finding, repeated_factors, wrong_scales
+from publisher.errors import UncheckablePatternError, ValidationError, counted
+from publisher.loaders.finding import UNIFORM, changes_nothing, finding, other_base, repeated_factors, wrong_scales
 from publisher.loaders.subject import FactorShapes, Subject
 from publisher.records.loaders import LoaderFinding
 
@@ -43,6 +45,7 @@ class Reached:
 
     Attributes:
         refusal: why it was not loaded; nothing else is set then.
+        unchecked: why it could not be tried; nothing else is set then.
         filled: modules whose factors came from the file.
         lost: tensors of the file that reach no parameter.
         empty: modules that were adapted and had nothing in the file; they change nothing.
@@ -50,6 +53,7 @@ class Reached:
     """
 
     refusal: str = ""
+    unchecked: str = ""
     filled: frozenset[str] = frozenset()
     lost: tuple[str, ...] = ()
     empty: frozenset[str] = frozenset()
@@ -59,25 +63,27 @@ class Reached:
 def with_peft(subject: Subject, model: Any) -> Reached:
     """Load the adapter as `PeftModel.from_pretrained(model, folder)` does, and return what became of it."""
     with quiet():
-        stand_in(model, _shapes(subject, model))
-        stand_in_parameters(model, subject.config.get("target_parameters") or ())
+        stand_in(model)
         try:
             loaded, _ = load_adapter(model, AdapterLocation(subject.folder), empty=True)
+            lost = tuple(passed_over(loaded, AdapterLocation(subject.folder)))
+        except UncheckablePatternError as error:
+            return Reached(unchecked=error.found)
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))
-    parameters = dict(_parameters(loaded))
-    plain = {key.replace(".default.", "."): key for key in subject.headers}
-    there = {name for name, parameter in parameters.items() if name in plain and not parameter.is_meta}
-    lost = tuple(sorted(key for name, key in plain.items() if name not in there))
-    return _reached(loaded, absent=parameters.keys() - there, lost=lost, prefix=KEY_PREFIX)
+    absent = {name for name, parameter in adapter_parameters(loaded) if parameter.is_meta}
+    return _reached(loaded, absent=absent, lost=lost, prefix=KEY_PREFIX)
 
 
 def with_transformers(subject: Subject, model: Any) -> Reached:
     """Load the adapter as transformers' `model.load_adapter(folder)` does, and return what became of it."""
-    with quiet():
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sets that it returns say more
         try:
             with for_peft(AdapterLocation(subject.folder), model) as (folder, _), torch.device("meta"):
                 seen = model.load_adapter(str(folder))
+        except UncheckablePatternError as error:
+            return Reached(unchecked=error.found)
         except Exception as error:  # noqa: BLE001 - see the module's first words
             return Reached(refusal=_reason(error, subject.folder))
     absent = {name.replace(".default.", ".") for name in seen.missing_keys | {key for key, *_ in seen.mismatched_keys}}
@@ -93,8 +99,10 @@ def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderF
         by: what messages call the loader.
 
     Returns:
-        The findings; none where the adapter works as it is meant.
+        The findings; none where the adapter works as it is meant, or could not be tried.
     """
+    if reached.unchecked:
+        return
     if reached.refusal:
         yield finding("unreadable", f"{by} refuses it: {reached.refusal}", remedy=_remedy(subject))
         return
@@ -105,7 +113,7 @@ def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderF
         return
     if reached.lost:
         what = f"{counted(len(reached.lost), 'tensor')} of the file {by} drops without a word"
-        modules = total - len(reached.filled)
+        modules = max(total - len(reached.filled), 0) or len(reached.lost)
         yield finding("missing module", what, modules=modules, silent=True, remedy=_TARGETS)
     if reached.empty:
         what = f"{counted(len(reached.empty), 'module')} adapted for which the file has nothing"
@@ -141,6 +149,48 @@ def _is_unlike(factors: FactorShapes, shape: tuple[int, int] | None) -> bool:
     if factors.a is None or factors.b is None or len(factors.a) != len(factors.b) or len(factors.a) != len("ab"):
         return False
     return (factors.b[0], factors.a[1]) != shape
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one of the two loaders makes of an adapter on its own class.
+
+    Attributes:
+        findings: what speaks against it.
+        notes: what is to be known beside.
+        unchecked: why it could not be tried; empty where it was.
+    """
+
+    findings: Sequence[LoaderFinding]
+    notes: Sequence[str] = ()
+    unchecked: str = ""
+
+
+def trial(subject: Subject, reached: Reached, *, by: str) -> Trial:
+    """Return what the loader makes of the adapter, its initialisation included, which was tried apart.
+
+    Args:
+        subject: the adapter and its base.
+        reached: what became of the adapter on its own class.
+        by: what messages call the loader.
+
+    Returns:
+        The findings, and what is to be known beside.
+    """
+    seen, notes = subject.initialised, left_out(subject)
+    if seen.refusal is not None:
+        told = _reason(seen.refusal, subject.folder)
+        what = f"{by} refuses init_lora_weights {seen.name}: {told}"
+        return Trial([finding("unreadable", what, remedy=_PLAIN)], notes)
+    found = list(findings(subject, reached, by=by))
+    if not seen.again:
+        return Trial([*found, *other_base(subject, by=by)], notes, reached.unchecked)
+    drawn = ", by random numbers, so that each load gives slightly other weights" if seen.is_approximate else ""
+    told = f"init_lora_weights is {seen.name}: {by} changes the base's weights again as it loads it{drawn}"
+    return Trial(found, [told, *notes], reached.unchecked)
+
+
+_PLAIN = "set init_lora_weights to true, if B A is meant for the base's own weights"
 
 
 def empty_base(subject: Subject) -> Any:
@@ -184,6 +234,8 @@ def on_text_only(subject: Subject, reached: Reached, *, name: str, by: str) -> s
         A note for the verdict, in one sentence.
     """
     where = f"on {name}, which AutoModelForCausalLM builds,"
+    if reached.unchecked:
+        return ""
     if reached.refusal:
         return f"{where} {by} refuses it"
     if not reached.filled:
@@ -195,26 +247,6 @@ def left_out(subject: Subject) -> list[str]:
     """Return a note on the fields of adapter_config.json that PEFT was not given here; no note where it had all."""
     fields = reduced(subject.config).left_out
     return [f"tried without {', '.join(fields)} of adapter_config.json, which it may act upon"] if fields else []
-
-
-def _shapes(subject: Subject, model: Any) -> dict[str, tuple[int, int]]:
-    """Return the shape (out, in) of the adapter's modules that this model has, as it stores them."""
-    there = dict(model.named_modules())
-    shapes = {}
-    for name, factors in subject.factors.items():
-        weight = getattr(there.get(name), "weight", None)
-        if factors.a and factors.b and weight is not None and weight.dim() == len(factors.a):
-            shapes[name] = tuple(weight.shape)
-    return shapes
-
-
-def _parameters(loaded: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters that were put in, by the names that the file has for them."""
-    for name, parameter in loaded.named_parameters(remove_duplicate=False):
-        if ".lora_" in name or ".modules_to_save." in name:
-            plain = name.replace(".modules_to_save.", ".").replace(".default.", ".")
-            dora = ".lora_magnitude_vector." in plain
-            yield plain.removesuffix(".weight" if dora else ".default"), parameter
 
 
 def _reached(loaded: Any, *, absent: Any, lost: tuple[str, ...], prefix: str) -> Reached:

@@ -65,17 +65,39 @@ def _difference(meant: float, found: float) -> str:
 
 
 def changes_nothing(subject: Subject) -> list[LoaderFinding]:
-    """Find an adapter that changes nothing: lora_alpha is 0, or B all zero, in every module."""
+    """Find an adapter that changes nothing: lora_alpha is 0, or a factor all zero, in every module."""
     every = len(subject.factors)
+    if subject.changes_otherwise:
+        return []
     if all(subject.scale(name) == 0 for name in subject.factors):
         what = "lora_alpha is 0 in every module, so that the adapter changes nothing"
         remedy = "give adapter_config.json the lora_alpha that the adapter was trained with"
     elif len(subject.zero_factors) == every:
-        what = "lora_B is all zero in every module, so that the adapter changes nothing"
+        what = "a factor is all zero in every module, so that the adapter changes nothing"
         remedy = "publish the adapter as it was after training"
     else:
         return []
     return [finding("silent no-op", what, modules=every, silent=True, remedy=remedy)]
+
+
+def other_base(subject: Subject, *, by: str) -> list[LoaderFinding]:
+    """Find an adapter that was trained on other weights than the base's, for a loader that does not make them again.
+
+    Args:
+        subject: the adapter and its base.
+        by: what messages call the loader.
+
+    Returns:
+        One finding, or none.
+    """
+    name = subject.initialised.name
+    if not subject.initialised.changes_base:
+        return []
+    what = f"init_lora_weights is {name}: it was trained on changed weights, and {by} adds B A to the base's own"
+    return [finding("other base", what, modules=len(subject.factors), silent=True, remedy=_PLAIN)]
+
+
+_PLAIN = "write it again as a plain LoRA, by path_initial_model_for_weight_conversion of PEFT's save_pretrained"
 
 
 def repeated_factors(subject: Subject) -> list[LoaderFinding]:

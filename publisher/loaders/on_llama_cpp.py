@@ -20,6 +20,7 @@ from publisher.loaders.finding import (
     changes_nothing,
     finding,
     missing_factors,
+    other_base,
     repeated_factors,
     verdict,
     wrong_scales,
@@ -42,7 +43,7 @@ def judge(subject: Subject) -> LoaderVerdict:
         return verdict("llama.cpp", READ, basis="read", findings=(), flags=[f"--lora {GGUF}"], notes=[EXPORTED])
     architecture = subject.base.architecture
     found = [*_tensors(subject), *_names(subject), *_columns(subject), *missing_factors(subject)]
-    found += [*repeated_factors(subject), *_idle(subject)]
+    found += [*repeated_factors(subject), *_idle(subject), *other_base(subject, by="llama.cpp")]
     found += wrong_scales(subject, lambda name: scale(subject, name), why=_PATTERNS, remedy=_scale_remedy(subject))
     unknown = "" if architecture in _LOOKED_INTO else f"how llama.cpp names {architecture} was not looked into"
     flags = ["convert_lora_to_gguf.py --base BASE FOLDER", "--lora FILE.gguf"]

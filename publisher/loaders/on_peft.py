@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from publisher.loaders.executed import empty_base, findings, left_out, on_text_only, text_only, with_peft
+from publisher.loaders.executed import Trial, empty_base, left_out, on_text_only, text_only, trial, with_peft
 from publisher.loaders.finding import verdict
 from publisher.loaders.subject import Subject
 from publisher.records.loaders import LoaderVerdict
@@ -15,13 +15,22 @@ def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
     Raises:
         ValidationError: transformers has no class for this base.
     """
-    found = [] if validation else list(findings(subject, with_peft(subject, empty_base(subject)), by="PEFT"))
+    seen = Trial((), left_out(subject)) if validation else tried(subject)
     version = validation.packages["peft"] if validation else metadata.version("peft")
     other = text_only(subject)
-    notes = left_out(subject)
+    notes = list(seen.notes)
     if validation and validation.incomparable:
         notes.append(f"its outputs were not compared with the source's: {validation.incomparable}")
     if other:
         name, model = other
         notes.append(on_text_only(subject, with_peft(subject, model), name=name, by="PEFT"))
-    return verdict("PEFT", version, basis="executed", findings=found, notes=notes)
+    return verdict("PEFT", version, basis="executed", findings=seen.findings, notes=notes, unknown=seen.unchecked)
+
+
+def tried(subject: Subject) -> Trial:
+    """Load the adapter with PEFT on its own class, and return what became of it.
+
+    Raises:
+        ValidationError: transformers has no class for this base.
+    """
+    return trial(subject, with_peft(subject, empty_base(subject)), by="PEFT")

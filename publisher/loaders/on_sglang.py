@@ -19,6 +19,7 @@ from publisher.loaders.finding import (
     changes_nothing,
     finding,
     missing_factors,
+    other_base,
     repeated_factors,
     verdict,
     wrong_scales,
@@ -66,6 +67,7 @@ def judge(subject: Subject) -> LoaderVerdict:
     architecture = subject.base.architecture
     found = [*_fields(subject), *_modules(subject), *_packed(subject), *_ranks(subject), *_layers(subject)]
     found += [*_others(subject), *missing_factors(subject), *repeated_factors(subject), *changes_nothing(subject)]
+    found += other_base(subject, by="SGLang")
     scale = reader.scale(subject)
     why = "SGLang scales every module by lora_alpha / r, without patterns or rslora"
     found += wrong_scales(subject, lambda _: scale, why=why, remedy=UNIFORM)

@@ -23,6 +23,7 @@ from publisher.loaders.finding import (
     changes_nothing,
     finding,
     missing_factors,
+    other_base,
     repeated_factors,
     verdict,
     wrong_scales,
@@ -69,7 +70,7 @@ def judge(subject: Subject) -> LoaderVerdict:
     ]
     found += changes_nothing(subject)
     if not found:
-        found += _silent(subject)
+        found += [*_silent(subject), *other_base(subject, by="vLLM")]
     why = "vLLM scales by what it reads in adapter_config.json"
     found += wrong_scales(subject, lambda name: reader.scale(subject, name), why=why, remedy=UNIFORM)
     unread = subject.base.architecture not in WITH_LORA | WITHOUT_LORA

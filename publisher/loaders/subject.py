@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from publisher.adapters.initialisation import Initialised, initialised
 from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.limits import LIMITS
@@ -24,7 +25,7 @@ from publisher.errors import FetchError, UncheckablePatternError, ValidationErro
 from publisher.extraction.model_structure import Structure, structure_of
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
-_HALF = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
+_HALF = re.compile(r"(.+)\.lora_(embedding_(?=[AB](?:\.default)?$))?([AB])(?:\.default)?(?(2)|\.weight)")
 _MATRIX = (2, 5)  # dimensions: of a matrix, and of a convolution's factor at the most
 _BLOCK = 1 << 22  # elements of a tensor that are in memory at one time
 _DEFAULT = 8  # PEFT's own rank and alpha
@@ -47,7 +48,7 @@ class FactorShapes:
     def rank(self) -> int:
         """The rank that the tensors have, whatever the configuration says."""
         if self.b:
-            return self.b[-1]
+            return self.b[1]
         return self.a[0] if self.a else 0
 
 
@@ -115,7 +116,7 @@ class Subject:
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for key, header in self.headers.items():
             if match := _HALF.fullmatch(key):
-                found.setdefault(match[1].removeprefix(KEY_PREFIX), {})[match[2]] = header.shape
+                found.setdefault(match[1].removeprefix(KEY_PREFIX), {})[match[3]] = header.shape
         return {name: FactorShapes(halves.get("A"), halves.get("B")) for name, halves in found.items()}
 
     @cached_property
@@ -141,26 +142,37 @@ class Subject:
         found = []
         for key in self.headers:
             if match := _HALF.fullmatch(key):
-                half = (match[1].removeprefix(KEY_PREFIX), match[2])
+                half = (match[1].removeprefix(KEY_PREFIX), match[3])
                 found += [key] if half in seen else []
                 seen.add(half)
         return found
 
     @cached_property
     def zero_factors(self) -> frozenset[str]:
-        """The modules whose B holds nothing but zeros; reading stops at the first other number."""
+        """The modules of which one factor holds nothing but zeros; reading stops at the first other number."""
         zero = set()
         with TensorReader(self.headers) as reader:
             for key in self.headers:
                 match = _HALF.fullmatch(key)
-                if match and match[2] == "B" and not any(bool(block.any()) for block in reader.blocks(key, _BLOCK)):
+                if match and not any(bool(block.any()) for block in reader.blocks(key, _BLOCK)):
                     zero.add(match[1].removeprefix(KEY_PREFIX))
         return frozenset(zero)
+
+    @cached_property
+    def initialised(self) -> Initialised:
+        """What the adapter's initialisation means for the base."""
+        return initialised(self.config)
+
+    @property
+    def changes_otherwise(self) -> bool:
+        """Whether it can change the model by more than its factors: by whole tensors, or by its initialisation."""
+        tables = tuple(f".{name}.base_layer.weight" for name in ("embed_tokens", "lm_head"))
+        return self.initialised.changes_base or any(not key.endswith(tables) for key in self.other_tensors)
 
     @property
     def with_adapter_name(self) -> list[str]:
         """The factors whose key holds the adapter's name, as PEFT never writes it to a file."""
-        return [key for key in self.headers if _HALF.fullmatch(key) and ".default." in key]
+        return [key for key in self.headers if _HALF.fullmatch(key) and ".default" in key.rpartition(".lora_")[2]]
 
     @property
     def beyond_base(self) -> list[str]:

@@ -12,6 +12,7 @@ Basis = Literal["executed", "reader executed", "read"]
 FindingKind = Literal[
     "missing module",
     "missing tensor",
+    "other base",
     "other format",
     "rank limit",
     "refused field",

@@ -118,9 +118,7 @@ def test_an_honest_pattern_is_matched_and_loaded(adapter: Path) -> None:
         {"megatron_config": {"a": 1}, "megatron_core": "this_module_would_run"},
         {"auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "this_module_would_run"}},
         {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
-        {"init_lora_weights": "corda", "corda_config": {"cache_file": "/etc/passwd"}},
-        {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}},
-        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "pissa", "corda_config": {"cache_file": "/etc/passwd"}},
         {"arrow_config": {"task_adapter_names": ["a"]}, "runtime_config": {"ephemeral_gpu_offload": True}},
         {"_register_custom_module": {"a": "b"}, "something_new": "this_module_would_run"},
     ],
@@ -141,6 +139,22 @@ def test_fields_that_make_peft_act_never_reach_it_and_are_named(adapter: Path, f
     kept = told["config"].detail.partition("kept from PEFT here: ")[2].split(", ")
     assert kept == sorted(kept) == list(reduced(json.loads((adapter / "adapter_config.json").read_text())).left_out)
     assert kept != [""]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"init_lora_weights": "pissa_niter_9999999999"},
+        {"init_lora_weights": ["pissa"]},
+        {"init_lora_weights": "corda", "corda_config": {"cache_file": "/etc/passwd"}},
+        {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4, "loftq_iter": 10**9}},
+        {"init_lora_weights": "something_else"},
+        {"trainable_token_indices": {"embed_tokens": list(range(64)), "x" * 8: [10**9] * 90_000}},
+    ],
+    ids=str,
+)
+def test_an_initialisation_that_peft_cannot_run_again_is_refused_at_once(adapter: Path, fields: dict[str, Any]) -> None:
+    assert checks(changed(adapter, **fields))["loading"].status == "failed"
 
 
 @pytest.mark.parametrize(

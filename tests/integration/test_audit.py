@@ -691,9 +691,9 @@ def header_that_is_no_yaml(folder: Path) -> None:
 
 
 FOREIGN: list[tuple[Callable[[Path], None], list[str], str]] = [
-    (zero_b, ["tensors /"], "lora_B is all zero: the module changes nothing"),
-    (lose_a_module, ["loading /"], "Found missing adapter keys"),
-    (wrong_key_prefix, ["keys /"], "does not begin with base_model.model."),
+    (zero_b, ["tensors /", "loading /"], "lora_B is all zero: the module changes nothing"),
+    (lose_a_module, ["loading /"], "1 module adapted for which the file has nothing"),
+    (wrong_key_prefix, ["keys /", "loading /"], "does not begin with base_model.model."),
     (lose_a_target, ["targets /", "loading /"], "target_modules does not select it"),
     (add_a_target, ["targets /", "loading /"], "k_proj is in target_modules and no module of the file is meant"),
     (wrong_rank, ["scale /", "loading /"], "the config gives rank 8, the tensors have 4"),
