@@ -64,6 +64,8 @@ def _kind(name: str, both: CheckpointPair) -> str:
     rows = max(1, BLOCK // columns)
     sides = (next(iter(reader.blocks(name, rows * columns))).float() for reader in both.readers)
     base, tuned = (side.reshape(-1, columns) for side in sides)
+    if not bool((tuned - base).isfinite().all()):  # others refuse it by name
+        return ""
     errors = {kind: _error(kind, base) for kind in _KINDS}
     found = _held(errors, delta=tuned - base)
     return min(found, key=lambda kind: float((tuned - base - errors[kind]).norm()), default="")

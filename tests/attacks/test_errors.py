@@ -227,7 +227,7 @@ def test_what_a_library_raises_is_told_by_its_name() -> None:
 def test_a_package_that_is_missing_is_told_with_the_command_that_installs_it() -> None:
     found = explained(ModuleNotFoundError("No module named 'ray'", name="ray"))
     assert "pip install 'lora-publisher[ray]'" in str(found)
-    assert "pip install torchvision" in str(explained(ModuleNotFoundError("x", name="torchvision.ops")))
+    assert "pip install 'lora-publisher[vision]'" in str(explained(ModuleNotFoundError("x", name="torchvision.ops")))
 
 
 def test_a_full_disk_no_memory_and_too_deep_a_file_are_told_as_such() -> None:

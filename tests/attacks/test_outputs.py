@@ -116,7 +116,8 @@ def filled(kind: Any, text: str) -> Any:
     if origin is Literal:
         return arguments[-1]
     if origin is tuple:
-        return tuple(filled(one, text) for one in arguments if one is not ...)
+        found = tuple(filled(one, text) for one in arguments if one is not ...)
+        return 3 * found if ... in arguments and isinstance(found[0], int) else found  # a shape, the longest there is
     if origin is dict:
         return dict.fromkeys((text, "torch"), filled(arguments[1], text))
     return _record(origin, text) if issubclass(origin, BaseModel) else _plain(text)[origin]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import yaml
 
 from publisher.errors import ExtractionError, FetchError, ManifestError, PushError
 from publisher.pipeline.run import Run, run
@@ -476,14 +475,3 @@ def test_help_and_check_start_without_torch(arguments: list[str]) -> None:
 
 def test_the_card_starts_without_torch() -> None:
     assert imported("card", "--manifest", "demo.yaml") & {"torch", "transformers", "peft"} == set()
-
-
-def test_extraction_needs_torch_and_neither_transformers_nor_peft() -> None:
-    manifest = yaml.safe_load(MANIFEST.read_text())
-    flash = manifest["variants"][1]
-    flash["adapter"] |= {"rank": 2, "ignore": ["*.layers.[2-9].*", "*.layers.[1-3][0-9].*"]}
-    flash["expect"] = {"linears": 16}
-    MANIFEST.write_text(yaml.safe_dump(manifest))
-    found = imported("extract", "--manifest", "demo.yaml", "--variant", "clef-flash/", "--device", "cpu")
-    assert found & {"torch", "transformers", "peft"} == {"torch"}
-    assert Extraction.read(STAGED / "clef-flash/extraction.json").summary.rank == 2
