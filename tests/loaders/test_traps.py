@@ -403,6 +403,22 @@ def test_after_a_validation_peft_is_not_run_again_and_its_version_is_the_validat
     assert (verdict.loads, verdict.version, verdict.basis) == ("yes", "0.18.0", "executed")
 
 
+def test_why_outputs_were_not_compared_is_a_note_on_peft(make: Make) -> None:
+    reason = "the forward of LlamaForCausalLM takes past_values, which are not made here"
+    validation = Validation(
+        path="/",
+        modules=28,
+        tensors=56,
+        largest_claim_difference=0.0,
+        function=None,
+        function_skipped=reason,
+        incomparable=reason,
+        packages={"peft": "0.18.0"},
+    )
+    verdicts = make().judged(validation)
+    assert f"its outputs were not compared with the source's: {reason}" in verdicts["PEFT"].notes
+
+
 VLLM_READER = """
 class PEFTHelper:
     def __init__(self, config):

@@ -98,9 +98,15 @@ def test_the_adapter_has_the_dtype_of_the_source(dtype: torch.dtype, named: str,
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "FEATURE_EXTRACTION"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "SEQ_2_SEQ_LM"),
         ({"architectures": ["BertModel"]}, "FEATURE_EXTRACTION"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "CAUSAL_LM"),
+        ({"architectures": ["MarianMTModel"], "is_encoder_decoder": True}, "SEQ_2_SEQ_LM"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": True}, None),
+        ({"architectures": ["Wav2Vec2ForSequenceClassification"]}, None),
+        ({"architectures": ["ViTForImageClassification"]}, None),
+        ({"architectures": ["CLIPModel"]}, None),
     ],
 )
-def test_the_task_type_follows_from_the_class(config: dict[str, object], task_type: str, folder: Path) -> None:
+def test_the_task_type_follows_from_the_class(config: dict[str, object], task_type: str | None, folder: Path) -> None:
     text = new_manifest(tuned=checkpoint(folder / "tuned", config=config), base=checkpoint(folder / "base"))
     assert written(text).variants[0].adapter.task_type == task_type
 
