@@ -456,13 +456,14 @@ def stand_in(model: Any) -> None:
     """Give each parameter a stand-in on the CPU that has its shape and no memory; a shared one stays shared.
 
     On the meta device PEFT leaves an adapter where the base is, and fails on what reads the base's rows or copies it.
-    An adapter's own parameters are left where they are: whether the file reaches them shows by that.
+    An adapter's own parameters are left where they are: whether the file reaches them shows by that. Stand-ins are in
+    float32, since PEFT casts the factors to the dtype of what they lie beside.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         if not parameter.is_meta or any(kind in name for kind in _OF_ADAPTERS):
             continue
-        there = torch.nn.Parameter(torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape), requires_grad=False)
+        there = torch.nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
         holder, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(holder), leaf, made.setdefault(id(parameter), there))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from publisher.adapters.loading import quiet
+from publisher.adapters.loading import AdapterLocation, load_on_config, quiet
 from publisher.audits.adapter import Adapter, adapter_checks
 from publisher.audits.evidence import loading
 from publisher.checkpoints.files import read_config
@@ -59,3 +59,11 @@ def test_what_changes_nothing_is_told_so_and_no_scale_is_compared(name: str, tmp
     WRITTEN[name].write(tmp_path)
     (one,) = judged(tmp_path)["PEFT"].findings
     assert one.what.endswith("so that the adapter changes nothing")
+
+
+def test_factors_in_float32_keep_their_values_beside_a_base_in_bfloat16(tmp_path: Path) -> None:
+    Written(changes={"dtype": "bfloat16"}).write(tmp_path)
+    adapter = AdapterLocation(tmp_path / "adapter")
+    with quiet():
+        _, problems = load_on_config("LlamaForCausalLM", config=tmp_path / "base", adapter=adapter)
+    assert problems == []
