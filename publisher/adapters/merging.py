@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 import torch
 
 from publisher.adapters.parameters import unpacked
-from publisher.adapters.peft_files import KEY_PREFIX, carried_keys
+from publisher.adapters.peft_files import KEY_PREFIX, carried_keys, token_row_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
@@ -29,7 +29,7 @@ from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings
+from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings, TokenRows
 from publisher.records.filenames import RESIDUAL
 
 
@@ -89,7 +89,18 @@ def replacements(inputs: MergeInputs, *, again_fp8: bool) -> dict[str, Replaceme
     for key, name in _whole_tensors(inputs):
         header = inputs.base[name]
         found[name] = Replacement(header.dtype, header.shape, partial(_whole, inputs, key, torch_dtype(header)))
+    for key, table in token_row_keys(inputs.extraction.summary.token_rows).items():
+        header = inputs.base[f"{table.module}.weight"]
+        load = partial(_with_rows, inputs, key, table)
+        found[f"{table.module}.weight"] = Replacement(header.dtype, header.shape, load)
     return _by_stored_names(found, inputs, again_fp8=again_fp8)
+
+
+def _with_rows(inputs: MergeInputs, key: str, table: TokenRows) -> torch.Tensor:
+    """Return the base's table with the adapter's rows in it."""
+    weight = inputs.base_reader.read(f"{table.module}.weight")
+    weight[list(table.rows)] = inputs.adapter_reader.read(key).to(weight.dtype)
+    return weight
 
 
 def _by_stored_names(

@@ -359,7 +359,14 @@ class StoredRows(TokenRows):
     @classmethod
     def of(cls, rows: TokenRows, *, total: float) -> Self:
         """Return the entry of a table, where `total` is the squared norm of all differences."""
-        return cls(**dict(rows), share=rows.norm**2 / total)
+        return cls(
+            module=rows.module,
+            rows=rows.rows,
+            tied=rows.tied,
+            parameters=rows.parameters,
+            norm=rows.norm,
+            share=rows.norm**2 / total,
+        )
 
 
 class Carried(SavedModule):

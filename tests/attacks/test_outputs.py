@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from publisher import records
 from publisher.border.escape import for_terminal, is_hidden
+from publisher.border.names import tensor_name
 from publisher.cli.app import main
 from publisher.cli.console import progress_on, show_audit, show_compat, show_merged, show_module, show_outcome
 from publisher.errors import CardError
@@ -142,13 +143,23 @@ def a(kind: type[R], text: str) -> R:
     return made
 
 
-def evidence_of(text: str) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
+def _names_a_tensor(text: str) -> bool:
+    try:
+        tensor_name(text)
+    except ValueError:
+        return False
+    return True
+
+
+def evidence_of(text: str, *, experts: bool | None = None) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
     """A manifest whose free words are `text`, and evidence in which everything is."""
     found, problems = parse_manifest(Path("m.yaml"), MANIFEST)
     assert found is not None, problems
     variants = tuple(one.model_copy(update={"label": text}) for one in found.variants)
     card = found.card.model_copy(update={"title": text, "summary": text})
     made = a(Extraction, text)
+    if not (_names_a_tensor(text) if experts is None else experts):  # what is worked out of them is a record too
+        made = made.model_copy(update={"experts": ()})
     settings = made.settings.model_copy(update={"exports": ("gguf", "mlx")})
     summary = made.summary.model_copy(update={"rank": 9})
     made = made.model_copy(update={"settings": settings, "summary": summary})
@@ -161,9 +172,9 @@ def evidence_of(text: str) -> tuple[Manifest, tuple[VariantEvidence, ...]]:
 
 
 @cache
-def files_of(text: str) -> dict[str, str]:
-    """The card and its charts."""
-    return card_files(*evidence_of(text), beside=packaged_folder("templates"))
+def files_of(text: str, *, experts: bool | None = None) -> dict[str, str]:
+    """The card and its charts; with experts where the text may be a tensor's name, if nothing else is said."""
+    return card_files(*evidence_of(text, experts=experts), beside=packaged_folder("templates"))
 
 
 @cache
@@ -281,7 +292,7 @@ def test_a_report_shows_hostile_text_and_has_no_element_of_it(text: str) -> None
 
 @every_payload
 def test_a_chart_is_well_formed_and_has_no_element_of_hostile_text(text: str) -> None:
-    charts, plain = files_of(text), files_of("plain words")
+    charts, plain = files_of(text), files_of("plain words", experts=_names_a_tensor(text))
     assert len([name for name in charts if name.endswith(".svg")]) == 4
     for name in charts:
         if name.endswith(".svg"):
