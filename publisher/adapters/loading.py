@@ -463,7 +463,7 @@ def stand_in(model: Any) -> None:
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         if not parameter.is_meta or any(kind in name for kind in _OF_ADAPTERS):
             continue
-        there = torch.nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
+        there = torch.nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
         holder, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(holder), leaf, made.setdefault(id(parameter), there))
 
