@@ -119,6 +119,7 @@ def forms_of(different: Sequence[str], both: CheckpointPair, choice: Choice, *, 
     whole = modules_to_save(chosen, choice.heads, tuned, structure=structure)
     saved = {name for tensors in whole.values() for name in tensors}
     _require_none_ignored(saved & choice.ignored - _equal_tensors(both, different))
+    _require_tied({*whole, *map(module_of, rows)}, kept, both, structure=structure)
     changed = tuple(name for name in kept if name not in saved and name not in rows)
     _require_change(changed, different, whole)
     ignored = tuple(name for name in different if name in choice.ignored)
@@ -142,6 +143,31 @@ def _few_rows(names: Sequence[str], both: CheckpointPair, structure: Structure) 
 def _equal_tensors(both: CheckpointPair, different: Collection[str]) -> set[str]:
     base, tuned = both.headers
     return {name for name in base.keys() & tuned.keys() if base[name].shape == tuned[name].shape} - set(different)
+
+
+def _require_tied(
+    modules: Collection[str], kept: Collection[str], both: CheckpointPair, *, structure: Structure
+) -> None:
+    """Require that modules which share a weight in the class do so in the source: PEFT gives them the same tensors.
+
+    Raises:
+        ExtractionError: the source has another weight in one of them.
+    """
+    base, tuned = both.headers
+    own = {*kept, *(tuned.keys() - base.keys())}
+    apart = [
+        f"{module}.weight and {other}.weight"
+        for module in sorted(modules)
+        for other in structure.tied.get(module, ())
+        if f"{other}.weight" in own or (f"{module}.weight" not in base and f"{other}.weight" in tuned)
+    ]
+    if apart:
+        raise ExtractionError(
+            f"the base's class shares one weight where the source has two:\n{listed(apart)}\n",
+            expected="weights that are shared in both, since PEFT keeps them so",
+            next_step="name a base whose config.json has tie_word_embeddings: false, or leave the head out under "
+            "adapter.ignore",
+        )
 
 
 def _require_none_ignored(names: Collection[str]) -> None:

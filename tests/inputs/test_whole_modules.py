@@ -240,3 +240,12 @@ def test_a_new_manifest_asks_for_auto_where_the_source_has_more_than_the_base(pl
         pair.extracted(task_type="SEQ_CLS")
     assert "      carry: auto # the source has tensors that the base lacks" in new_manifest(base="base", tuned="source")
     assert [module.module for module in published().summary.carried] == ["bert.pooler.dense", "classifier"]
+
+
+def test_a_head_of_its_own_is_not_stored_where_the_base_ties_it_to_the_table(make_pair: MakePair) -> None:
+    pair = make_pair("Llama", QUERY, tie_word_embeddings=True)
+    pair.change(lambda weights: weights.update({"lm_head.weight": 2 * weights["model.embed_tokens.weight"]}))
+    with pytest.raises(
+        ExtractionError, match=r"the base's class shares one weight where the source has two:\n  lm_head"
+    ):
+        pair.extracted(carry=["lm_head.weight"])
