@@ -89,7 +89,7 @@ CASES = {
     "OLMo 2": Case("Olmo2ForCausalLM", _NARROW),
     "StableLM": Case("StableLmForCausalLM", _NARROW),
     "Cohere": Case("CohereForCausalLM", _NARROW),
-    "Falcon": Case("FalconForCausalLM", _TEXT, r"query_key_value\.weight", 2),
+    "Falcon": Case("FalconForCausalLM", _TEXT, r"query_key_value\.weight", modules=0, experts=2),
     "BERT": Case("BertForMaskedLM", _TEXT),
     "BERT classifier": Case("BertForSequenceClassification", _TEXT),
     "RoBERTa": Case("RobertaForTokenClassification", _TEXT | {"max_position_embeddings": 66, "pad_token_id": 1}),
