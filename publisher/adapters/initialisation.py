@@ -18,8 +18,8 @@ import peft
 import torch
 from safetensors.torch import save_file
 
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import initialisation, loftq
+from publisher.records.extraction import KEY_PREFIX
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 
 _CHANGING: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")

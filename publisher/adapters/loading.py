@@ -30,7 +30,6 @@ from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.adapters.wrappers import applies_to_parameters, wrapper_keys, wrapper_problems
 from publisher.border.adapterconfig import ALL_LINEAR, reduced, resolved, targeted
 from publisher.border.limits import LIMITS
@@ -39,7 +38,7 @@ from publisher.checkpoints.files import MODEL_CONFIG, read_config, read_json
 from publisher.checkpoints.headers import file_headers, read_headers
 from publisher.checkpoints.wrappers import key_mapping
 from publisher.errors import PublisherError, ValidationError, shown
-from publisher.records.extraction import ExpertTensor, ModuleExtraction
+from publisher.records.extraction import KEY_PREFIX, ExpertTensor, ModuleExtraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG
 
 
@@ -105,7 +104,7 @@ def _adapted(loaded: Any) -> set[str]:
 
 
 def load_on_config(
-    model_class: str, linears: Collection[str] = (), *, config: Path, adapter: AdapterLocation
+    model_class: str, adapted: Collection[str] = (), *, config: Path, adapter: AdapterLocation
 ) -> tuple[Any | None, list[str]]:
     """Load the adapter into the model without the base's weights.
 
@@ -114,7 +113,7 @@ def load_on_config(
 
     Args:
         model_class: a class of transformers.
-        linears: names that have to be linear modules of the class.
+        adapted: names that have to be modules of the class of kinds that PEFT adapts.
         config: the folder with the base's config.json.
         adapter: at any scaling.
 
@@ -128,9 +127,9 @@ def load_on_config(
     """
     model = empty_model(model_class, configuration(config, labels=labels_in(adapter)))
     there = dict(model.named_modules())
-    lost = [name for name in linears if not isinstance(there.get(name), torch.nn.Linear | Conv1D)]
+    lost = [name for name in adapted if not isinstance(there.get(name), _ADAPTED)]
     if lost:
-        return None, [f"{name} is no linear module of {model_class}" for name in lost]
+        return None, [f"{name} is no module of {model_class} that PEFT adapts" for name in lost]
     stand_in(model)
     loaded, problems = load_adapter(model, adapter, empty=True)
     tensors = load_file(adapter.weights)
@@ -371,6 +370,7 @@ def load_adapter(model: Any, adapter: AdapterLocation, *, empty: bool = False) -
     return loaded, complaints + [_one_line(entry.message) for entry in caught if _is_complaint(entry, wrapped)]
 
 
+_ADAPTED = (torch.nn.Linear, Conv1D, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _HEAD = re.compile(r"\.(score|classifier|classifier\.out_proj|qa_outputs)\.weight$")  # the last of a head's weights
 _DEFAULT_RANK = 8  # PEFT's own, where adapter_config.json gives none
 _FEW_NUMBERS = 1 << 26  # that PEFT may make beside a table, whatever the file holds

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 import torch
 
 from publisher.adapters.parameters import unpacked
-from publisher.adapters.peft_files import KEY_PREFIX, carried_keys, token_row_keys
+from publisher.adapters.peft_files import as_stored, carried_keys, token_row_keys
 from publisher.adapters.residual import Residual
 from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints import fp8
@@ -29,7 +29,14 @@ from publisher.checkpoints.rewriting import Replacement
 from publisher.errors import MergeError, listed
 from publisher.numerics.delta import row_blocks
 from publisher.numerics.intervals import merged
-from publisher.records.extraction import ExpertTensor, Extraction, ModuleExtraction, Roundings, TokenRows
+from publisher.records.extraction import (
+    KEY_PREFIX,
+    ExpertTensor,
+    Extraction,
+    ModuleExtraction,
+    Roundings,
+    TokenRows,
+)
 from publisher.records.filenames import RESIDUAL
 
 
@@ -137,7 +144,7 @@ def _part(
 
 def _require_places(inputs: MergeInputs) -> None:
     shapes: dict[str, tuple[int, ...]] = {
-        f"{module.name}.weight": module.shape for module in inputs.extraction.modules
+        f"{module.name}.weight": module.stored_shape for module in inputs.extraction.modules
     } | {tensor.name: tensor.shape for tensor in inputs.extraction.experts}
     there = {name: inputs.base[name] for name in shapes.keys() & inputs.base.keys()}
     problems = [f"{name} is not there" for name in sorted(shapes.keys() - there.keys())]
@@ -195,11 +202,11 @@ def _stored(
 def merged_weight(inputs: MergeInputs, module: ModuleExtraction) -> torch.Tensor:
     """Return the module's weight with the adapter in it, in the base's dtype, or bf16 where that is FP8."""
     weight = inputs.base_reader.read(f"{module.name}.weight")
-    a, b = (inputs.adapter_reader.read(f"{KEY_PREFIX}{module.name}.lora_{half}.weight").float() for half in "AB")
-    if module.transposed:
-        a, b = b.T, a.T
-    for rows in row_blocks(weight):
-        weight[rows] = merged(base=weight[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=_roundings(module))
+    a, b = (inputs.adapter_reader.read(key).float() for key in module.keys)
+    b, a = as_stored(module, a=a, b=b)
+    matrix = weight.view(module.shape)
+    for rows in row_blocks(matrix):
+        matrix[rows] = merged(base=matrix[rows], product=b[rows] @ a, dtype=weight.dtype, arithmetic=_roundings(module))
     if inputs.sets_residual and f"{module.name}.index" in inputs.adapter:
         index, value = (inputs.adapter_reader.read(f"{module.name}.{part}") for part in ("index", "value"))
         weight = Residual(index.long(), value).apply(weight)

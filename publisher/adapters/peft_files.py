@@ -13,9 +13,14 @@ import torch
 from publisher.adapters.residual import Residual
 from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.records.checkpoint import Checkpoint
-from publisher.records.extraction import ExpertTensor, ModuleExtraction, ModuleFigures, SavedModule, TokenRows
-
-KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
+from publisher.records.extraction import (
+    KEY_PREFIX,
+    ExpertTensor,
+    ModuleExtraction,
+    ModuleFigures,
+    SavedModule,
+    TokenRows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def adapter_config(
         "target_modules": [module.name for module in modules],
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": any(module.transposed for module in modules),
+        "fan_in_fan_out": any(module.transposed and module.kind == "linear" for module in modules),
         "use_rslora": False,
         "use_dora": False,
         "lora_bias": False,
@@ -145,18 +150,33 @@ def write_adapter(
     """
     tensors = dict(carried) | dict(experts)
     for module in modules:
-        key = KEY_PREFIX + module.name
-        rows, columns = reversed(module.shape) if module.transposed else module.shape
-        tensors[f"{key}.lora_A.weight"] = Planned((module.alpha, columns), dtype, partial(_a, module, load))
-        tensors[f"{key}.lora_B.weight"] = Planned((rows, module.alpha), dtype, partial(_b, module, load))
+        for key, shape, factor in zip(module.keys, module.factor_shapes, (_a, _b), strict=True):
+            tensors[key] = Planned(shape, dtype, partial(factor, module, load))
     write_tensors(path, tensors)
+
+
+def as_stored(module: ModuleExtraction, *, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of the weight as stored, from those of the file.
+
+    Args:
+        module: that they are of.
+        a: A in the shape that `module.factor_shapes` says.
+        b: B in the shape that `module.factor_shapes` says.
+
+    Returns:
+        (m, r) and (r, n), whose product is the update of the weight (m, n).
+    """
+    a, b = a.flatten(1), b.flatten(1)
+    return (a.T, b.T) if module.transposed else (b, a)
 
 
 def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
     factors = padded(load(module), module.alpha)
-    return factors.b.T if module.transposed else factors.a
+    found = factors.b.T if module.transposed else factors.a
+    return found.reshape(module.factor_shapes[0])
 
 
 def _b(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
     factors = padded(load(module), module.alpha)
-    return factors.a.T if module.transposed else factors.b
+    found = factors.a.T if module.transposed else factors.b
+    return found.reshape(module.factor_shapes[1])

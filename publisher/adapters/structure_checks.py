@@ -14,11 +14,11 @@ from safetensors import safe_open
 
 from publisher.adapters.loading import AdapterLocation, loading_problems, quiet
 from publisher.adapters.parameters import expert_shapes
-from publisher.adapters.peft_files import KEY_PREFIX, carried_keys, token_row_keys
+from publisher.adapters.peft_files import carried_keys, token_row_keys
 from publisher.errors import ValidationError, listed
 from publisher.manifest.schema import Variant
 from publisher.records.checkpoint import Snapshot
-from publisher.records.extraction import Extraction, ModuleExtraction
+from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER
 from publisher.records.files import sha256_of
 
@@ -67,7 +67,9 @@ def require_tensors(extraction: Extraction, staged: Path) -> None:
     Raises:
         ValidationError: naming every tensor that is missing, has no module, or is not as recorded.
     """
-    expected = {key: shape for module in extraction.modules for key, shape in factor_shapes(module).items()}
+    expected = dict[str, tuple[int, ...]]()
+    for module in extraction.modules:
+        expected |= zip(module.keys, module.factor_shapes, strict=True)
     expected |= {key: shape for tensor in extraction.experts for key, shape in expert_shapes(tensor).items()}
     stored = carried_keys(extraction.summary.carried).keys() | token_row_keys(extraction.summary.token_rows).keys()
     every = expected.keys() | stored
@@ -79,14 +81,7 @@ def require_tensors(extraction: Extraction, staged: Path) -> None:
     require_no_problems(problems, f"{staged / ADAPTER} does not hold what extraction.json lists")
 
 
-def factor_shapes(module: ModuleExtraction) -> dict[str, tuple[int, int]]:
-    """Return the shapes of a module's two factors, by key in the adapter's file: A is (alpha, in), B (out, alpha)."""
-    rows, columns = reversed(module.shape) if module.transposed else module.shape
-    key = KEY_PREFIX + module.name
-    return {f"{key}.lora_A.weight": (module.alpha, columns), f"{key}.lora_B.weight": (rows, module.alpha)}
-
-
-def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, int], settings: Extraction) -> Iterator[str]:
+def _tensor_problems(key: str, tensor: torch.Tensor, *, shape: tuple[int, ...], settings: Extraction) -> Iterator[str]:
     if tuple(tensor.shape) != shape:
         yield f"{key} is {tuple(tensor.shape)} instead of {shape}"
     if tensor.dtype != getattr(torch, settings.settings.dtype):

@@ -7,8 +7,7 @@ from typing import Any
 
 from peft.tuners.lora.layer import ParamWrapper
 
-from publisher.adapters.peft_files import KEY_PREFIX
-from publisher.records.extraction import ExpertTensor
+from publisher.records.extraction import KEY_PREFIX, ExpertTensor
 
 _IDLE_KEYS = re.compile(
     r"The following \w+ keys did not match any targeted module and were ignored: (\[.*\])\.", re.DOTALL

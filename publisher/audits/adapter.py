@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import torch
 
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.audits.checks import UncheckedError, checked, needed, require_none
 from publisher.border.adapterconfig import ALL_LINEAR, is_number, is_rank, reduced, targeted, wrapping
 from publisher.border.limits import LIMITS
@@ -24,7 +23,7 @@ from publisher.errors import FetchError, ValidationError, shown
 from publisher.manifest.fields import TASK_TYPES
 from publisher.manifest.schema import Variant
 from publisher.records.audit import Check
-from publisher.records.extraction import Extraction
+from publisher.records.extraction import KEY_PREFIX, Extraction
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
 
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"(.+)\.lora_(embedding_(?=[AB]$))?([AB])(?(2)|\.weight)")

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from publisher.adapters.exports import export_problems, missing_package, peft_adapter
 from publisher.adapters.loading import quiet
 from publisher.adapters.parameters import unpacked
-from publisher.adapters.peft_files import KEY_PREFIX, adapter_config
+from publisher.adapters.peft_files import adapter_config
 from publisher.adapters.structure_checks import require_loadable, require_tensors
 from publisher.audits.adapter import Adapter
 from publisher.audits.chart_meaning import chart_problems
@@ -237,7 +237,7 @@ def singular_values(adapter: Adapter) -> str:
     problems = list[str]()
     with TensorReader(needed(adapter.headers, ADAPTER)) as reader:
         for module in here:
-            b = reader.read(f"{KEY_PREFIX}{module.name}.lora_B.weight").double()
+            b = reader.read(module.keys[1]).flatten(1).double()
             sigma = b.square().sum(dim=0)[: module.rank]
             open_to = module.noise_edge if module.recovery else 0.0
             for field, found in (("sigma_1", float(sigma.max())), ("sigma_r", float(sigma.min()))):

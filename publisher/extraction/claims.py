@@ -18,9 +18,9 @@ from safetensors import safe_open
 
 from publisher.adapters.loading import merged_by_peft
 from publisher.adapters.parameters import unpacked
-from publisher.adapters.peft_files import carried_keys, token_row_keys
+from publisher.adapters.peft_files import as_stored, carried_keys, token_row_keys
 from publisher.adapters.residual import Residual
-from publisher.adapters.structure_checks import factor_shapes, require_no_problems
+from publisher.adapters.structure_checks import require_no_problems
 from publisher.checkpoints.pairs import CheckpointPair, Naming, TensorPair, open_pair, readers_of
 from publisher.engines import Begin, Engine, Finish, Report
 from publisher.extraction.experts import ExpertPair, expert_pairs
@@ -126,9 +126,8 @@ class _Checked:
 def _claim(
     module: ModuleExtraction, both: CheckpointPair, *, adapter: Any, residuals: Callable[[str], Residual] | None
 ) -> Claim:
-    a, b = (adapter.get_tensor(key) for key in sorted(factor_shapes(module)))
-    if module.transposed:
-        a, b = b.T, a.T
+    a, b = (adapter.get_tensor(key) for key in module.keys)
+    b, a = as_stored(module, a=a, b=b)
     return Claim(module, both.tensors(f"{module.name}.weight"), b, a, residuals(module.name) if residuals else None)
 
 
@@ -151,7 +150,7 @@ class Checking(PairJob[Claim, _Checked]):
 
     def _read(self, claim: Claim, device: torch.device) -> Finish[_Checked]:
         with readers_of(self.snapshots, [claim.weights]) as readers:
-            base, tuned = (reader.read(claim.weights.name) for reader in readers)
+            base, tuned = (reader.read(claim.weights.name).flatten(1) for reader in readers)
 
         def finish(report: Report) -> _Checked:
             del report

@@ -7,7 +7,8 @@ tensors out or carries them whole; each with one report that names them all.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -18,10 +19,12 @@ from publisher.errors import ExtractionError
 from publisher.extraction.adaptable import Obstacle, obstacle_of
 from publisher.extraction.delta_norms import shares_of, squared_norms
 from publisher.extraction.forms import Forms, choice_of, forms_of
+from publisher.extraction.low_rank import low_rank
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.preflight import layers_of, preflight
 from publisher.extraction.quantised_base import quantised_base
 from publisher.extraction.tensor_bytes import different_tensors
+from publisher.extraction.tensor_names import module_of
 from publisher.extraction.tied_copies import copied_on_both_sides, without_tied_copies
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.checkpoint import QuantisedBase
@@ -34,12 +37,14 @@ class Comparison:
     """What the two headers, every tensor's bytes and the model class say.
 
     Attributes:
-        changed: names of the linear weights that differ, sorted.
+        changed: names of the weights that differ and get factors, sorted: of linears, tables and convolutions.
         equal: how many tensors are equal.
         base_only: names in the base alone.
         left_out: tensors that differ and that the manifest leaves out.
         saved: modules that the manifest carries whole.
-        transposed: those of `changed` and `experts` that are stored as (in, out).
+        transposed: those of `changed` and `experts` that are stored as (in, out), as tables are.
+        tables: those of `changed` that are tables.
+        kernels: those of `changed` that are convolutions', with the extents of their kernels.
         fp8: the sides (`source`, `base`) that are stored in FP8 with block scales.
         mxfp4: the sides whose changed experts are stored in MXFP4.
         layers: the layers of the changed modules.
@@ -59,11 +64,18 @@ class Comparison:
     layers_total: int
     saved: tuple[SavedModule, ...] = ()
     transposed: frozenset[str] = frozenset()
+    tables: frozenset[str] = frozenset()
+    kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     fp8: tuple[str, ...] = ()
     mxfp4: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     labels: int | None = None
     token_rows: tuple[TokenRows, ...] = ()
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """The weights of linear modules that get factors."""
+        return tuple(name for name in self.changed if name not in self.tables and name not in self.kernels)
 
     @property
     def adapted(self) -> tuple[str, ...]:
@@ -107,15 +119,19 @@ def compare(
         both = both.on_quantised(quantised)
         adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
         different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
-    found = forms_of(different, both, choice, structure=structure)
+    finding = partial(low_rank, both=both, settings=settings, engine=engine, progress=progress)
+    found = forms_of(different, both, choice, structure=structure, low_rank=finding)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)
-    obstacle = obstacle_of(changed, found.saved, tuned, structure=structure)
+    obstacle = obstacle_of(
+        [name for name in changed if name not in found.factored], found.saved, tuned, structure=structure
+    )
     if obstacle is not None:
         shares = shares_of(squared_norms(both, _all_named(found, obstacle), engine=engine, progress=progress))
         raise obstacle.error(tuned, shares)
     weighed = [*found.ignored, *(name for name in found.saved if name in shared)]
     squares = squared_norms(both, weighed, engine=engine, progress=progress)
+    tables = frozenset(name for name in found.factored if module_of(name) in structure.tables)
     layers, layers_total = layers_of(found.changed, tuned)
     sides = (("source", tuned), ("base", base))
     return Comparison(
@@ -133,7 +149,9 @@ def compare(
             _token_rows(name, rows, both, tied=structure.tied.get(name.removesuffix(".weight"), ()))
             for name, rows in found.rows.items()
         ),
-        transposed=_transposed(found.changed, structure),
+        transposed=_transposed(found.changed, structure) | tables,
+        tables=tables,
+        kernels={name: structure.convolutions[module_of(name)] for name in found.factored - tables},
         fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
         mxfp4=tuple(side for side, headers in sides if any(headers[name].mxfp4 for name in experts)),
         experts=experts,

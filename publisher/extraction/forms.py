@@ -5,13 +5,16 @@ smallest form is chosen that is right for what no LoRA can hold. This refuses a 
 leaves nothing for a LoRA.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from publisher.border.safetensors_header import LORA_DTYPES
 from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.adaptable import is_adaptable
+from publisher.extraction.low_rank import least
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import is_storable, modules_to_save
 from publisher.extraction.preflight import selected
@@ -20,6 +23,8 @@ from publisher.extraction.tensor_names import module_of
 from publisher.manifest.fields import AUTO
 from publisher.manifest.schema import AdapterSettings
 from publisher.manifest.task_types import heads_of
+
+LowRank = Callable[[Mapping[str, int]], frozenset[str]]  # of weights, with the elements that each takes otherwise
 
 _FEW = 0.5  # of a table's rows, beyond which it is stored whole
 
@@ -34,6 +39,7 @@ class Forms:
         whole: modules that are stored whole, with all their tensors.
         rows: tables of which some rows are stored, by the names of their tensors.
         changed: the rest, which are for a LoRA.
+        factored: those of `changed` that are no linear weights: of tables and convolutions.
     """
 
     every: tuple[str, ...]
@@ -41,6 +47,7 @@ class Forms:
     whole: Mapping[str, tuple[str, ...]]
     rows: Mapping[str, tuple[int, ...]]
     changed: tuple[str, ...]
+    factored: frozenset[str]
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -96,7 +103,9 @@ def choice_of(settings: AdapterSettings, both: CheckpointPair, *, structure: Str
     return Choice(ignored, carried, heads, frozenset(stored))
 
 
-def forms_of(different: Sequence[str], both: CheckpointPair, choice: Choice, *, structure: Structure) -> Forms:
+def forms_of(
+    different: Sequence[str], both: CheckpointPair, choice: Choice, *, structure: Structure, low_rank: LowRank
+) -> Forms:
     """Return the form of each tensor that differs.
 
     Args:
@@ -104,6 +113,7 @@ def forms_of(different: Sequence[str], both: CheckpointPair, choice: Choice, *, 
         both: base and tuned, open for reading by the class's names.
         choice: what the manifest and the task type say.
         structure: of the model class.
+        low_rank: finds those weights of which factors hold the change, and are smaller than what is stored otherwise.
 
     Returns:
         The names by what becomes of them, with at least one for a LoRA.
@@ -115,6 +125,11 @@ def forms_of(different: Sequence[str], both: CheckpointPair, choice: Choice, *, 
     kept = [name for name in different if name not in choice.ignored]
     rows = _few_rows(kept, both, structure) if choice.carried is None else {}
     chosen = [name for name in kept if name not in rows and _is_stored(name, tuned[name], choice, structure=structure)]
+    factored = frozenset[str]()
+    if choice.carried is None:
+        factored = low_rank(_smaller_with_factors([*rows, *chosen], rows, tuned, structure=structure))
+    rows = {name: found for name, found in rows.items() if name not in factored}
+    chosen = [name for name in chosen if name not in factored]
     chosen += [name for name in choice.stored_anyway if name in tuned]
     whole = modules_to_save(chosen, choice.heads, tuned, structure=structure)
     saved = {name for tensors in whole.values() for name in tensors}
@@ -123,7 +138,7 @@ def forms_of(different: Sequence[str], both: CheckpointPair, choice: Choice, *, 
     changed = tuple(name for name in kept if name not in saved and name not in rows)
     _require_change(changed, different, whole)
     ignored = tuple(name for name in different if name in choice.ignored)
-    return Forms(tuple(different), ignored, whole, rows, changed)
+    return Forms(tuple(different), ignored, whole, rows, changed, factored & {*changed})
 
 
 def _is_stored(name: str, header: TensorHeader, choice: Choice, *, structure: Structure) -> bool:
@@ -138,6 +153,24 @@ def _few_rows(names: Sequence[str], both: CheckpointPair, structure: Structure) 
     tables = [name for name in names if name.endswith(".weight") and module_of(name) in structure.tables]
     found = {name: changed_rows(name, both.readers, both.headers.tuned[name].shape) for name in tables}
     return {name: rows for name, rows in found.items() if len(rows) <= _FEW * both.headers.tuned[name].shape[0]}
+
+
+def _smaller_with_factors(
+    names: Sequence[str], rows: Mapping[str, Sequence[int]], tuned: Mapping[str, TensorHeader], *, structure: Structure
+) -> dict[str, int]:
+    """Return the weights that PEFT adapts beside linear ones, and that factors of rank 1 would hold in fewer elements.
+
+    With each stand the elements that it takes otherwise. A table that shares its weight has none here: PEFT's
+    merge_and_unload adds the update of a shared weight twice.
+    """
+    adapted = structure.convolutions.keys() | {name for name in structure.embeddings if not structure.tied.get(name)}
+    found = dict[str, int]()
+    for name in names:
+        shape = tuned[name].shape
+        if name.endswith(".weight") and module_of(name) in adapted and tuned[name].dtype in LORA_DTYPES:
+            otherwise = len(rows[name]) * shape[1] if name in rows else math.prod(shape)
+            found |= {name: otherwise} if least(shape) < otherwise else {}
+    return found
 
 
 def _equal_tensors(both: CheckpointPair, different: Collection[str]) -> set[str]:

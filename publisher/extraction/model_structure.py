@@ -29,6 +29,8 @@ class Structure:
         tied: for a module that shares its weight, the others that do.
         shapes: (out, in) of each linear module's weight, however it is stored.
         tables: embeddings, (tokens, width).
+        embeddings: those of `tables` that PEFT's LoRA computes rightly.
+        convolutions: those that PEFT's LoRA computes and merges rightly, with the extents of their kernels.
         kinds: of each module the name of its class, as `Linear` or `MixtralExperts`.
         names: what the class calls the tensors of a checkpoint.
         wrappable: parameters that are linear weights and no module's, such as stacked experts; for each, whether its
@@ -44,6 +46,8 @@ class Structure:
     tied: Mapping[str, tuple[str, ...]]
     shapes: Mapping[str, tuple[int, int]]
     tables: frozenset[str]
+    embeddings: frozenset[str]
+    convolutions: Mapping[str, tuple[int, ...]]
     kinds: Mapping[str, str]
     names: "ClassNames"
     wrappable: Mapping[str, bool]
@@ -96,6 +100,8 @@ def structure_of(model_class: str, folder: Path, *, head_of: Path | None = None)
         shapes={name: tuple(modules[name].weight.shape) for name in linear}
         | {name: tuple(reversed(modules[name].weight.shape)) for name in transposed},
         tables=frozenset(name for name, module in modules.items() if isinstance(module, torch.nn.Embedding)),
+        embeddings=frozenset(name for name, module in modules.items() if _is_plain_embedding(module)),
+        convolutions={name: module.kernel_size for name, module in modules.items() if _is_plain_convolution(module)},
         kinds={name: type(module).__name__ for name, module in modules.items()},
         names=ClassNames.of(model),
         wrappable={
@@ -104,6 +110,29 @@ def structure_of(model_class: str, folder: Path, *, head_of: Path | None = None)
             if not _is_refused(model, module_of(name))
         },
     )
+
+
+def _is_plain_embedding(module: Any) -> bool:
+    """Return whether PEFT's wrapper looks up what the table itself does: it passes over a forward of its own.
+
+    A scale of what is looked up is known to it by the name that transformers gives it, `embed_scale`.
+    """
+    from torch.nn import Embedding
+
+    return isinstance(module, Embedding) and (
+        type(module).forward is Embedding.forward or hasattr(module, "embed_scale")
+    )
+
+
+def _is_plain_convolution(module: Any) -> bool:
+    """Return whether PEFT's two convolutions give what a changed one gives: they have no dilation, nor padding mode.
+
+    It merges none that has groups.
+    """
+    from torch.nn import Conv1d, Conv2d, Conv3d
+
+    plain = type(module) in {Conv1d, Conv2d, Conv3d} and module.groups == 1 and module.padding_mode == "zeros"
+    return plain and set(module.dilation) == {1}
 
 
 def _is_refused(model: Any, name: str) -> bool:

@@ -112,7 +112,7 @@ class Extracting(PairJob[TensorPair, Factors]):
     def _read(self, pair: TensorPair, *, device: torch.device) -> Finish[Factors]:
         """Read both weights, and the steps of their stored values where these are in FP8."""
         with readers_of(self.snapshots, [pair]) as readers:
-            base, tuned = (reader.read(pair.name) for reader in readers)
+            base, tuned = (reader.read(pair.name).flatten(1) for reader in readers)
             steps = fp8.combined(fp8_reader.steps(pair.name, reader) for reader in readers)
         return partial(_extract_on, device, _Weights(pair.name, base, tuned, steps), self)
 

@@ -22,6 +22,7 @@ from publisher.records.extraction import (
     ExpertTensor,
     Extraction,
     ExtractionSummary,
+    FactoredModule,
     LeftOut,
     ModuleExtraction,
     RankCount,
@@ -65,11 +66,11 @@ def summarise(
     missing = sum(fit.update * fit.figures.relative_error**2 for fit in fits)
     ratios = [fit.figures.ratio for fit in fits if fit.figures.ratio is not None]
     return ExtractionSummary(
-        linears=len(modules),
+        linears=sum(module.kind == "linear" for module in modules),
         layers=ranges(seen.layers),
         layers_total=seen.layers_total,
         rank=max(fit.figures.rank for fit in fits),
-        ranks=_rank_counts(modules),
+        ranks=_rank_counts([module for module in modules if module.kind == "linear"]),
         tensors_equal=seen.equal,
         tensors_base_only=seen.base_only,
         left_out=tuple(LeftOut.of(tensor, total=total) for tensor in seen.left_out),
@@ -77,6 +78,7 @@ def summarise(
         mxfp4=seen.mxfp4,
         carried=tuple(Carried.of(module, total=total) for module in seen.saved),
         token_rows=tuple(StoredRows.of(rows, total=total) for rows in seen.token_rows),
+        factored=tuple(FactoredModule.of(module, total=total) for module in modules if module.kind != "linear"),
         labels=seen.labels,
         parameters=sum(module.alpha * sum(module.shape) for module in modules)
         + sum(module.parameters for module in seen.saved)

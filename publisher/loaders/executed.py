@@ -29,11 +29,11 @@ from publisher.adapters.loading import (
     quiet,
     stand_in,
 )
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced
 from publisher.errors import UncheckablePatternError, ValidationError, counted
 from publisher.loaders.finding import UNIFORM, changes_nothing, finding, other_base, repeated_factors, wrong_scales
 from publisher.loaders.subject import FactorShapes, Subject
+from publisher.records.extraction import KEY_PREFIX
 from publisher.records.loaders import LoaderFinding
 
 _WIDTH = 200  # characters of what a library says of its refusal

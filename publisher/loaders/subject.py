@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from publisher.adapters.initialisation import Initialised, initialised
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
@@ -23,6 +22,7 @@ from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError, UncheckablePatternError, ValidationError
 from publisher.extraction.model_structure import Structure, structure_of
+from publisher.records.extraction import KEY_PREFIX
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
 _HALF = re.compile(r"(.+)\.lora_(embedding_(?=[AB](?:\.default)?$))?([AB])(?:\.default)?(?(2)|\.weight)")

@@ -26,6 +26,10 @@ def spectrum_places(rank: int) -> tuple[int, ...]:
     return tuple(1 + step * (rank - 1) // steps for step in range(steps + 1)) if steps > 0 else (1,)[:rank]
 
 
+KEY_PREFIX = "base_model.model."  # the wrapped model sits at PeftModel.base_model.model
+
+ModuleKind = Literal["linear", "embedding", "convolution"]
+
 Roundings = Literal["one rounding", "update rounded first"]
 
 
@@ -122,11 +126,11 @@ class MatrixFigures(Record):
 
 
 class ModuleFigures(MatrixFigures):
-    """What was found in one linear module.
+    """What was found in one module that has a matrix for its weight.
 
     Attributes:
         name: the module's full name, as in the checkpoint, without `.weight`.
-        shape: (out, in) of the weight.
+        shape: (rows, columns) of the weight; of a convolution, all but the first extent are columns.
         spectrum: the singular values kept at `spectrum_places`; none in evidence from before there was a spectrum.
     """
 
@@ -137,29 +141,56 @@ class ModuleFigures(MatrixFigures):
 
 
 class ModuleExtraction(ModuleFigures):
-    """One linear module as the adapter holds it: its figures, and its place in the adapter's layout.
+    """One module as the adapter holds it: its figures, and its place in the adapter's layout.
 
     Attributes:
         alpha: lora_alpha of this module; it equals the padded rank, so the scaling is always 1.
-        transposed: the weight is stored as (in, out), as transformers' Conv1D has it; `shape` is as stored.
+        transposed: the weight is stored as (in, out), as transformers' Conv1D and tables have it; `shape` is as stored.
+        kind: of the module: PEFT has other names and shapes for the factors of each.
+        kernel: extents of a convolution's kernel, which `shape` has multiplied into its columns.
     """
 
     alpha: Count
     transposed: bool = False
+    kind: ModuleKind = Field(default="linear", exclude_if=lambda kind: kind == "linear")
+    kernel: Annotated[tuple[Count, ...], Field(max_length=3)] = Field(default=(), exclude_if=lambda kernel: not kernel)
 
-    @classmethod
-    def of(cls, figures: ModuleFigures, *, alpha: int, transposed: bool) -> Self:
-        """Return a module with these figures.
+    @model_validator(mode="after")
+    def _has_its_kernel(self) -> Self:
+        fits = math.prod(self.kernel) > 0 and self.shape[1] % math.prod(self.kernel) == 0
+        if not fits or bool(self.kernel) != (self.kind == "convolution"):
+            raise ValueError("a convolution, and nothing else, has a kernel, whose extents divide its columns")
+        return self
 
-        Args:
-            figures: what was found in the module.
-            alpha: its lora_alpha, which its factors are padded to.
-            transposed: whether its weight is stored as (in, out).
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The (out, in) of the linear map, however its weight is stored."""
+        rows, columns = self.shape
+        return (columns, rows) if self.transposed else (rows, columns)
 
-        Returns:
-            The module's entry in extraction.json.
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The names of A and B in the adapter's file, as PEFT has them: those of a table have no `.weight`."""
+        place = f"{KEY_PREFIX}{self.name}"
+        if self.kind == "embedding":
+            return f"{place}.lora_embedding_A", f"{place}.lora_embedding_B"
+        return f"{place}.lora_A.weight", f"{place}.lora_B.weight"
+
+    @property
+    def factor_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of A (alpha, in) and B (out, alpha) in the adapter's file.
+
+        PEFT splits a convolution in two: A has its kernel, and B one of width 1.
         """
-        return cls(**dict(figures), alpha=alpha, transposed=transposed)
+        rows, columns = self.sides
+        a = (self.alpha, columns // math.prod(self.kernel), *self.kernel)
+        return a, (rows, self.alpha, *(1 for _ in self.kernel))
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the weight in a checkpoint; of a convolution (out, in, *kernel)."""
+        rows, columns = self.shape
+        return (rows, columns // math.prod(self.kernel), *self.kernel)
 
 
 class ExpertFigures(MatrixFigures):
@@ -369,6 +400,39 @@ class StoredRows(TokenRows):
         )
 
 
+class FactoredModule(Record):
+    """A table or convolution that has factors of a LoRA because they are smaller than what is stored whole.
+
+    Attributes:
+        module: its full name.
+        kind: what it is.
+        rank: of its factors.
+        parameters: elements of its factors.
+        weights: elements that it has, which would be stored otherwise.
+        share: of the squared norm of all differences.
+    """
+
+    module: TensorName
+    kind: ModuleKind
+    rank: Count
+    parameters: Count
+    weights: Count
+    share: Figure
+
+    @classmethod
+    def of(cls, module: ModuleExtraction, *, total: float) -> Self:
+        """Return the entry of a module, where `total` is the squared norm of all differences."""
+        weights = math.prod(module.shape)
+        return cls(
+            module=module.name,
+            kind=module.kind,
+            rank=module.rank,
+            parameters=module.alpha * sum(module.shape),
+            weights=weights,
+            share=module.update_rms**2 * weights / total,
+        )
+
+
 class Carried(SavedModule):
     """A module that the adapter holds whole, and how much of the update that is.
 
@@ -413,16 +477,17 @@ class ExtractionSummary(Record):
     Figures over modules count the matrix of each changed expert as one.
 
     Attributes:
-        linears: modules with an adapter.
+        linears: linear modules with an adapter.
         layers: the layers they are in, as ranges: `40-63`.
         layers_total: layers of the model, from the checkpoint's names.
         rank: the adapter's `r`.
-        ranks: modules per rank, widest first.
+        ranks: linear modules per rank, widest first.
         tensors_equal: tensors equal in base and source.
         tensors_base_only: names in the base alone (for example `mtp.*`).
         left_out: tensors that differ and that the manifest's `adapter.ignore` names.
         carried: modules that are stored whole: by the manifest's `adapter.carry`, or as the head of the task type.
         token_rows: tables of which the adapter holds some rows.
+        factored: tables and convolutions that have factors, which are smaller than what is stored whole.
         labels: of that head, where the base's config.json says otherwise.
         fp8: the sides (`source`, `base`) whose changed weights are stored in FP8 with block scales.
         mxfp4: the sides whose changed experts are stored in MXFP4; absent where there is none.
@@ -450,6 +515,7 @@ class ExtractionSummary(Record):
     left_out: Each[LeftOut]
     carried: Each[Carried] = ()
     token_rows: Each[StoredRows] = Field(default=(), exclude_if=lambda rows: not rows)
+    factored: Each[FactoredModule] = Field(default=(), exclude_if=lambda modules: not modules)
     labels: Count | None = Field(default=None, exclude_if=lambda labels: labels is None)
     fp8: Each[str] = ()
     mxfp4: Each[str] = Field(default=(), exclude_if=lambda sides: not sides)

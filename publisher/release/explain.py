@@ -20,7 +20,6 @@ from publisher.release.verdict import verdict_on
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEAREST = 6
-_KEY = "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +171,8 @@ def _tensors(found: _Found) -> Iterator[tuple[str, str]]:
         yield "tensors", f"{tensor.keys[0]} ({width} x {columns}; the rows of one expert together)"
         yield "", f"{tensor.keys[1]} ({rows} x {width}; the expert runs fastest)"
         return
-    rows, columns = reversed(module.shape) if module.transposed else module.shape
-    yield "tensors", f"{_KEY}{module.name}.lora_A.weight ({module.alpha} x {columns})"
-    yield "", f"{_KEY}{module.name}.lora_B.weight ({rows} x {module.alpha})"
+    for title, key, shape in zip(("tensors", ""), module.keys, module.factor_shapes, strict=True):
+        yield title, f"{key} ({' x '.join(map(str, shape))})"
 
 
 def _files(extraction: Extraction) -> Iterator[tuple[str, str]]:

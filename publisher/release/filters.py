@@ -3,6 +3,7 @@
 The number formats themselves are those of `records.formats`; here they become Markdown, which is not escaped again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, takewhile
 from typing import Any
@@ -63,13 +64,17 @@ def extent(summary: ExtractionSummary) -> str:
 
 
 def places(summary: ExtractionSummary) -> str:
-    """Return what is adapted: `24 linears`, `24 linears and 16 expert tensors`, or with `3 other weights`."""
-    if summary.experts is None:
-        return linears(summary.linears)
-    single, stacked = summary.experts.single, summary.experts.tensors - summary.experts.single
-    found = [linears(summary.linears)] * (summary.linears > 0)
-    found += [Markdown(f"{count(stacked)} expert tensor{'s' * (stacked != 1)}")] * (stacked > 0)
-    found += [Markdown(f"{count(single)} other weight{'s' * (single != 1)}")] * (single > 0)
+    """Return what is adapted: `24 linears`, `24 linears and 16 expert tensors`, or with `1 table`."""
+    kinds = Counter(module.kind for module in summary.factored)
+    single = summary.experts.single if summary.experts else 0
+    counts = {
+        "linear": summary.linears,
+        "table": kinds["embedding"],
+        "convolution": kinds["convolution"],
+        "expert tensor": summary.experts.tensors - single if summary.experts else 0,
+        "other weight": single,
+    }
+    found = [Markdown(f"{count(number)} {what}{'s' * (number != 1)}") for what, number in counts.items() if number]
     return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
 
 

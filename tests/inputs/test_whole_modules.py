@@ -217,6 +217,56 @@ def test_a_few_rows_of_the_embedding_are_stored_as_token_indices(place: Path, ma
     assert torch.equal(merged["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
 
 
+def of_low_rank(name: str, *, scale: float = 0.02) -> Callable[[Weights], None]:
+    """A change of rank 2 in this weight, all but its first extent taken together."""
+
+    def change(weights: Weights) -> None:
+        weight = weights[name].float()
+        update = torch.randn(weight.shape[0], RANK) @ torch.randn(RANK, weight[0].numel())
+        weights[name] = (weight + scale * update.reshape(weight.shape)).to(weights[name].dtype)
+
+    return change
+
+
+def test_a_table_whose_change_has_a_low_rank_gets_factors(place: Path, make_pair: MakePair) -> None:
+    pair = make_pair("Llama", QUERY)
+    assert pair.folder == place
+    pair.change(of_low_rank("model.embed_tokens.weight"))
+    manifest = new_manifest(base="base", tuned="source")
+    Path("m.yaml").write_text(manifest.replace("layout: pattern", "carry: auto\n      layout: pattern"))
+    run(Run(Path("m.yaml"), Path("dist"), device="cpu", dry_run=True), silent)
+    extraction = Extraction.read(STAGED / "extraction.json")
+    (table,) = extraction.summary.factored
+    assert (table.module, table.kind, table.rank, table.parameters) == ("model.embed_tokens", "embedding", RANK, 192)
+    assert (extraction.summary.carried, extraction.summary.token_rows) == ((), ())
+    weights = load_file(STAGED / "adapter_model.safetensors")
+    assert weights["base_model.model.model.embed_tokens.lora_embedding_A"].shape == (RANK, 64)
+    assert weights["base_model.model.model.embed_tokens.lora_embedding_B"].shape == (32, RANK)
+    card = (STAGED / "README.md").read_text()
+    assert "Factors for the table `model.embed_tokens` are in the" in card
+    assert "4 linears and 1 table, all 2 layers" in card
+    assert [check.name for check in publisher.audit(STAGED, device="cpu", deep=True).failed] == []
+    model = transformers.AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(model, STAGED).merge_and_unload()
+    source = transformers.AutoModelForCausalLM.from_pretrained("source", dtype=torch.float32)
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(adapted(ids).logits, source(ids).logits, rtol=0.02, atol=0.02)
+    merge(Request(Path("m.yaml"), Path("dist"), None, Path("merged")), silent)
+    restored, released = (
+        load_file(f"{at}/model.safetensors")["model.embed_tokens.weight"] for at in ("merged", "source")
+    )
+    assert float((restored == released).double().mean()) == pytest.approx(extraction.modules[0].exact_share, abs=0.01)
+
+
+def test_a_table_of_low_rank_that_the_head_shares_is_stored_whole(make_pair: MakePair) -> None:
+    """PEFT's merge_and_unload adds the update of a shared weight twice."""
+    pair = make_pair("Llama", QUERY, tie_word_embeddings=True)
+    pair.change(of_low_rank("model.embed_tokens.weight"))
+    extraction = pair.extracted(carry="auto")
+    assert extraction.summary.factored == ()
+    assert [module.module for module in extraction.summary.carried] == ["model.embed_tokens"]
+
+
 def test_a_table_of_which_most_rows_differ_is_stored_whole(make_pair: MakePair) -> None:
     pair = make_pair("Llama", QUERY)
     pair.change(moved(*range(40)))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from publisher.adapters.peft_files import KEY_PREFIX
 from publisher.checkpoints.dtypes import torch_dtype
 from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import Reader, TensorReader
+from publisher.records.extraction import KEY_PREFIX
 from publisher.records.filenames import ADAPTER
 
 

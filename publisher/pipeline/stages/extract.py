@@ -48,6 +48,7 @@ from publisher.records.extraction import (
     Extraction,
     ModuleExtraction,
     ModuleFigures,
+    ModuleKind,
     SavedModule,
     Settings,
     TokenRows,
@@ -98,7 +99,7 @@ def extract(
         both = stored.on_quantised(seen.quantised)
         _require_expected(seen, variant.expect, label=variant.label)
         _require_intervals(seen, settings, both, label=variant.label)
-        _require_without_experts(seen, settings, label=variant.label)
+        _require_linears_alone(seen, settings, label=variant.label)
         _require_exports(seen, settings, both, model_class=variant.model_class)
         require_related(seen.adapted, both.readers)
         cache = open_module_cache(work, _arithmetic_key(settings, both.snapshots, machine=engine.machine, tools=tools))
@@ -167,7 +168,7 @@ def _evidence(
 
 
 def _require_expected(seen: Comparison, expect: Expectation, *, label: str) -> None:
-    found = {"linears": (len(seen.changed), expect.linears), "layers": (ranges(seen.layers), expect.layers)}
+    found = {"linears": (len(seen.linears), expect.linears), "layers": (ranges(seen.layers), expect.layers)}
     wrong = {field: pair for field, pair in found.items() if pair[1] is not None and str(pair[0]) != str(pair[1])}
     if wrong:
         raise ExtractionError(
@@ -194,23 +195,25 @@ def _require_intervals(seen: Comparison, settings: AdapterSettings, both: Checkp
         )
 
 
-def _require_without_experts(seen: Comparison, settings: AdapterSettings, *, label: str) -> None:
-    """Require that nothing is asked for that parameters of experts cannot have."""
-    if not seen.experts:
-        return
-    asked = ["adapter.residual"] * settings.residual + [f"adapter.exports: {name}" for name in settings.exports]
-    if asked:
+def _require_linears_alone(seen: Comparison, settings: AdapterSettings, *, label: str) -> None:
+    """Require that nothing is asked for that experts, or tables and convolutions with factors, cannot have."""
+    others = sorted({*seen.tables, *seen.kernels})
+    exports = [f"adapter.exports: {name}" for name in settings.exports]
+    asked, names, what = exports, others, counted(len(others), "weight") + " of tables and convolutions"
+    if seen.experts:
+        asked = ["adapter.residual"] * settings.residual + exports
+        names, what = [*seen.experts], counted(len(seen.experts), "parameter") + " of experts"
+    if names and asked:
         raise ExtractionError(
-            f"{label}: {' and '.join(asked)} with {counted(len(seen.experts), 'parameter')} of experts:\n"
-            f"{listed(seen.experts)}\n",
+            f"{label}: {' and '.join(asked)} with {what}:\n{listed(names)}\n",
             expected="changes in linear modules alone for what is asked for",
-            next_step="remove it from the manifest, or name these parameters under adapter.ignore",
+            next_step="remove it from the manifest, or name these tensors under adapter.ignore",
         )
 
 
 def _require_exports(seen: Comparison, settings: AdapterSettings, both: CheckpointPair, *, model_class: str) -> None:
     """Require that the formats asked for can hold these modules; the ranks are known only later."""
-    shapes = {name.removesuffix(".weight"): both.headers.tuned[name].shape for name in seen.changed}
+    shapes = {name.removesuffix(".weight"): both.headers.tuned[name].shape for name in seen.linears}
     if settings.exports:
         config = read_config(both.snapshots.base.folder)
         require_exportable(settings.exports, model_class, shapes=shapes, config=config)
@@ -220,7 +223,7 @@ def _require_room(seen: Comparison, settings: AdapterSettings, both: CheckpointP
     """Require room for the kept modules and the adapter made of them, where the rank is known beforehand."""
     if not isinstance(settings.rank, int):
         return
-    shapes = [both.headers.tuned[name].shape for name in seen.changed]
+    shapes = [(shape[0], math.prod(shape[1:])) for shape in (both.headers.tuned[name].shape for name in seen.changed)]
     width = ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * width
     for shape in (both.headers.tuned[name].shape for name in seen.experts):
@@ -249,13 +252,21 @@ def _arithmetic_key(settings: AdapterSettings, snapshots: Sides[Snapshot], *, ma
 def _placed(figures: Sequence[ModuleFigures], seen: Comparison, *, uniform: int | None) -> tuple[ModuleExtraction, ...]:
     """Return the modules in the adapter's layout, with every factor padded to the rank `uniform` where there is one."""
     return tuple(
-        ModuleExtraction.of(
-            found,
+        ModuleExtraction(
+            **dict(found),
             alpha=uniform or found.rank,
             transposed=f"{found.name}.weight" in seen.transposed,
+            kind=_kind(f"{found.name}.weight", seen),
+            kernel=seen.kernels.get(f"{found.name}.weight", ()),
         )
         for found in figures
     )
+
+
+def _kind(name: str, seen: Comparison) -> ModuleKind:
+    if name in seen.tables:
+        return "embedding"
+    return "convolution" if name in seen.kernels else "linear"
 
 
 def _placed_experts(

@@ -1,0 +1,58 @@
+"""Tables and convolutions of which the change has a low rank, so that factors hold it in less than what it is else.
+
+PEFT adapts both. Whether the change has a low rank is seen in its decomposition alone, which is made here once more
+than for the adapter: such modules are few.
+"""
+
+import math
+from collections.abc import Mapping
+
+from publisher.checkpoints.pairs import CheckpointPair
+from publisher.engines import Engine
+from publisher.extraction.module import Extracting
+from publisher.manifest.schema import AdapterSettings
+from publisher.records.extraction import APPROXIMATE, ModuleFigures
+from publisher.records.progress import Progress
+
+
+def low_rank(
+    stored: Mapping[str, int], *, both: CheckpointPair, settings: AdapterSettings, engine: Engine, progress: Progress
+) -> frozenset[str]:
+    """Decompose the change of each weight, and find those of which factors hold all of it, and are smaller.
+
+    Args:
+        stored: the weights by name, with the elements that storing the change otherwise takes.
+        both: base and tuned, open for reading.
+        settings: the manifest's `adapter`, of which the rank is used.
+        engine: where the arithmetic is done.
+        progress: called for each weight.
+
+    Returns:
+        Names among these: the factors leave no more than the merge's rounding explains.
+
+    Raises:
+        ExtractionError: NaN or infinity in a weight, or values so large that the figures overflow.
+        EngineError: the cluster fails.
+    """
+    if not stored:
+        return frozenset()
+    found = list[str]()
+
+    def report(what: str) -> None:
+        progress(what, len(found), len(stored))
+
+    job = Extracting(both.snapshots, settings)
+    with engine.run(job, map(both.tensors, stored), report=report) as results:
+        found = [pair.name for pair, module in results if _is_held(module.figures, otherwise=stored[pair.name])]
+    return frozenset(found)
+
+
+def _is_held(figures: ModuleFigures, *, otherwise: int) -> bool:
+    """Return whether factors hold the whole change, in fewer elements than it takes otherwise."""
+    is_whole = figures.ratio is not None and figures.ratio <= APPROXIMATE and not figures.rank_at_least
+    return 0 < figures.rank * sum(figures.shape) < otherwise and is_whole
+
+
+def least(shape: tuple[int, ...]) -> int:
+    """Return the elements of factors of rank 1 for a weight of this shape, all but its first extent taken together."""
+    return shape[0] + math.prod(shape[1:])
