@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import unicodedata
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
@@ -118,6 +119,7 @@ def for_html(text: str, *, lines: bool = False) -> str:
     return html.escape(for_terminal(text, lines=lines), quote=True)
 
 
+@lru_cache(maxsize=4096)
 def is_hidden(character: str) -> bool:
     """Return whether a character is a control, a format or a direction mark, or is shown as nothing."""
     return unicodedata.category(character) in _HIDDEN or _is_unseen(ord(character))

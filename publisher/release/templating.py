@@ -5,7 +5,8 @@ macro did. In HTML and SVG it is escaped unless a macro made it. Joining a text 
 is escaped as a whole: a mistake there shows, and lets nothing through.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ class _CardEnvironment(Environment):
     concat = staticmethod(_as_markdown)
 
 
-def card_environment(folders: Sequence[Path]) -> Environment:
-    """Return Jinja for cards; templates are looked for in these folders, in this order."""
+@lru_cache(maxsize=8)
+def card_environment(folders: tuple[Path, ...]) -> Environment:
+    """Return Jinja for cards; templates are looked for in these folders, in this order.
+
+    It keeps what it has compiled, and compiles a template again that has changed since.
+    """
     made = _CardEnvironment(
         loader=FileSystemLoader(folders),
         undefined=StrictUndefined,

@@ -162,7 +162,8 @@ def evidence_of(text: str, *, experts: bool | None = None) -> tuple[Manifest, tu
         made = made.model_copy(update={"experts": ()})
     settings = made.settings.model_copy(update={"exports": ("gguf", "mlx")})
     summary = made.summary.model_copy(update={"rank": 9})
-    made = made.model_copy(update={"settings": settings, "summary": summary})
+    modules = tuple(one.model_copy(update={"kernel": (3,)}) for one in made.modules)  # as many as columns
+    made = made.model_copy(update={"settings": settings, "summary": summary, "modules": modules})
     verification, loaders = a(Verification, text), a(Loaders, text).verdicts
     manifest = found.model_copy(update={"variants": variants, "card": card})
     return manifest, (
@@ -233,7 +234,7 @@ def rendered(card: str) -> _Page:
 
 
 def hidden(text: str) -> list[str]:
-    return sorted({for_terminal(c) for c in text if is_hidden(c) and c != "\n"})
+    return sorted({for_terminal(c) for c in set(text) if is_hidden(c) and c != "\n"})
 
 
 def in_svg(chart: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Read back: what was published is what was meant, seen as a stranger sees it.
 
 Every file of the published commit is compared with the staged one, by the Hub's own listing and by its bytes, which
-are fetched into an empty cache. Then each adapter is loaded by repository id, subfolder and commit with PEFT, in a
-process of its own that knows the Hub and nothing of this machine's files.
+are fetched into an empty cache. Then each adapter is loaded by repository id, subfolder and commit with PEFT, in one
+process of their own that knows the Hub and nothing of this machine's files.
 """
 
 import json
@@ -47,7 +47,7 @@ def read_back(manifest: Manifest, staged: Path, *, published: Published, progres
         manifest: what was published.
         staged: the staged tree.
         published: the commit, its files and its Hub.
-        progress: told of each adapter.
+        progress: told of each step.
 
     Returns:
         How many files are equal, and how many adapters load.
@@ -60,9 +60,8 @@ def read_back(manifest: Manifest, staged: Path, *, published: Published, progres
         cache = Path(folder, "hub")
         progress(f"reading back {published.repo}@{published.commit[:8]}")
         _require_same(published, cache)
-        for index, variant in enumerate(manifest.variants):
-            progress(f"loading {published.repo} {variant.path}", index, len(manifest.variants))
-            _require_loads(variant, staged, published=published, home=Path(folder))
+        progress(f"loading {published.repo}: {', '.join(variant.path for variant in manifest.variants)}")
+        _require_loads(manifest, staged, published=published, home=Path(folder))
     return ReadBack(files=len(published.files), adapters=len(manifest.variants))
 
 
@@ -82,20 +81,11 @@ def _require_same(published: Published, cache: Path) -> None:
     _require_none(problems, published)
 
 
-def _require_loads(variant: Variant, staged: Path, *, published: Published, home: Path) -> None:
-    extraction = Extraction.read(staged / variant.folder / EXTRACTION)
-    request = {
-        "model_class": variant.model_class,
-        "modules": [module.model_dump(mode="json") for module in extraction.modules],
-        "experts": [tensor.model_dump(mode="json") for tensor in extraction.experts],
-        "config": str(base_config(variant)),
-        "repo": published.repo,
-        "subfolder": variant.folder,
-        "commit": published.commit,
-    }
+def _require_loads(manifest: Manifest, staged: Path, *, published: Published, home: Path) -> None:
+    requests = [_request(variant, staged, published=published) for variant in manifest.variants]
     finished = subprocess.run(
         [sys.executable, "-P", "-m", __name__],  # -P: nothing is imported from the folder one happens to stand in
-        input=json.dumps(request),
+        input=json.dumps(requests),
         env=_environment(published.at, home),
         capture_output=True,
         text=True,
@@ -105,11 +95,26 @@ def _require_loads(variant: Variant, staged: Path, *, published: Published, home
         problems = json.loads(finished.stdout)
     except ValueError:
         raise PushError(
-            f"the process that loads {variant.path} from {published.repo} ended with {finished.returncode}: "
+            f"the process that loads the adapters of {published.repo} ended with {finished.returncode}: "
             f"{_last_line(finished.stderr)}",
-            next_step=f"load it by hand at commit {published.commit}; the commit is published",
+            next_step=f"load them by hand at commit {published.commit}; the commit is published",
         ) from None
     _require_none(problems, published)
+
+
+def _request(variant: Variant, staged: Path, *, published: Published) -> dict[str, Any]:
+    """Return what the other process has to know of an adapter."""
+    extraction = Extraction.read(staged / variant.folder / EXTRACTION)
+    return {
+        "path": variant.path,
+        "model_class": variant.model_class,
+        "modules": [module.model_dump(mode="json") for module in extraction.modules],
+        "experts": [tensor.model_dump(mode="json") for tensor in extraction.experts],
+        "config": str(base_config(variant)),
+        "repo": published.repo,
+        "subfolder": variant.folder,
+        "commit": published.commit,
+    }
 
 
 # the embedded Hub is the only one that the other process knows, and offline mode is no reason not to reach it
@@ -157,10 +162,11 @@ def _problems(request: Mapping[str, Any]) -> list[str]:
     try:
         with quiet():
             config = Path(request["config"])
-            return loading_problems(request["model_class"], modules, config=config, adapter=adapter, experts=experts)
+            found = loading_problems(request["model_class"], modules, config=config, adapter=adapter, experts=experts)
     except PublisherError as error:
-        return [str(error)]
+        found = [str(error)]
+    return [f"{request['path']}: {problem}" for problem in found]
 
 
 if __name__ == "__main__":
-    json.dump(_problems(json.load(sys.stdin)), sys.stdout)
+    json.dump([problem for request in json.load(sys.stdin) for problem in _problems(request)], sys.stdout)
