@@ -170,18 +170,12 @@ def demo_run(demo_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return demo_pairs.parent
 
 
-@pytest.fixture
-def own_demo_run(demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that run to change or spoil, in the working folder, with a manifest of its own: ./demo.yaml.
-
-    The pairs in ./demo are links to the session's.
-    """
-    return _own(demo_run, tmp_path, monkeypatch, manifest=packaged_folder("manifests") / "demo.yaml")
-
-
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers."""
+    """What `demo_run` is, in a fifth of the time: the demo's manifest, ./demo.yaml, run on pairs of few layers.
+
+    Read it, never write into it.
+    """
     folder = shared_folder(tmp_path_factory) / "small"
     once(tmp_path_factory, "small", lambda: _run_small(folder))
     return folder
@@ -200,15 +194,11 @@ def _run_small(folder: Path) -> None:
 
 @pytest.fixture
 def own_small_run(small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What `own_demo_run` is, of the small run."""
-    return _own(small_run, tmp_path, monkeypatch, manifest=small_run / "demo.yaml")
-
-
-def _own(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, manifest: Path) -> Path:
-    monkeypatch.chdir(folder)
-    shutil.copytree(made / "dist", "dist")
+    """A copy of that run to change or spoil, in the working folder; the pairs in ./demo are links to the session's."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_run / "dist", "dist")
     Path("demo").mkdir()
-    for pair in (path for path in (made / "demo").iterdir() if path.is_dir()):
+    for pair in (path for path in (small_run / "demo").iterdir() if path.is_dir()):
         Path("demo", pair.name).symlink_to(pair)
-    shutil.copy(manifest, "demo.yaml")
-    return folder
+    shutil.copy(small_run / "demo.yaml", "demo.yaml")
+    return tmp_path

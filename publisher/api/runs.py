@@ -84,8 +84,8 @@ def run(  # noqa: PLR0913 - the options of the command line, each a keyword with
 
     Example:
         >>> outcome = publisher.run("manifests/demo.yaml", dry_run=True)
-        >>> [variant.summary.linears for variant in outcome.variants]
-        [186, 248]
+        >>> [variant.summary.rank for variant in outcome.variants]
+        [16, 16]
     """
     _require_order(first, last)
     options = Run(
@@ -125,8 +125,8 @@ def validate(manifest: str | Path, **options: Unpack[StageOptions]) -> Outcome:
         PublisherError: something else failed.
 
     Example:
-        >>> publisher.validate("manifests/demo.yaml").variants[0].validation.modules
-        186
+        >>> [variant.path for variant in publisher.validate("manifests/demo.yaml").variants]
+        ['/', 'clef-flash/']
     """
     return run(manifest, **options, first="validate", last="loaders")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import publisher
-from publisher.records.files import packaged_folder
 from tests.api import reference
 from tests.conftest import Golden
 
@@ -49,13 +48,15 @@ def test_the_example_of_an_extraction_gives_what_it_shows(models: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["load_manifest", "run", "validate", "verify", "audit"])
-def test_an_example_on_the_demo_gives_what_it_shows(own_demo_run: Path, name: str) -> None:
-    shutil.copytree(packaged_folder("manifests"), own_demo_run / "manifests")
+def test_an_example_on_the_demo_gives_what_it_shows(own_small_run: Path, name: str) -> None:
+    (own_small_run / "manifests").mkdir()
+    shutil.copy("demo.yaml", "manifests")
     run_example(name)
 
 
-def test_the_snippet_of_the_readme_runs(own_demo_run: Path, pair: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(packaged_folder("manifests"), own_demo_run / "manifests")
+def test_the_snippet_of_the_readme_runs(own_small_run: Path, pair: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (own_small_run / "manifests").mkdir()
+    shutil.copy("demo.yaml", "manifests")
     Path("models").symlink_to(pair)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     snippet = readme.partition("## From Python\n\n```python\n")[2].partition("```")[0]

@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 
 from publisher.cli.demo.checkpoints import PAIRS, RANK, STAMP, VALUE_HEADS, Pair, make_demo, planted_update
 from publisher.errors import PublisherError
+from tests.commands import publish
 
 Weights = dict[str, Tensor]
 
@@ -257,3 +258,15 @@ def test_an_outdated_demo_that_holds_a_file_of_someone_else_is_refused_by_that_f
     with pytest.raises(PublisherError, match=r"notes\.md was not made by the demo"):
         make_demo(tmp_path)
     assert (tmp_path / "notes.md").read_text() == "mine"
+
+
+@pytest.mark.long
+def test_the_demo_ends_with_the_table_that_the_readme_shows(tmp_path: Path) -> None:
+    done = publish("demo", "--device", "cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("variant              linears")[2].partition("\n\n")[0].splitlines()[1:]
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert len(table) == 2
+    for line in table:
+        assert line.split() in printed

@@ -84,7 +84,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         release: Path = request.getfixturevalue("pico_release")
         (variant, _) = load_manifest(release / "manifest.yaml").variants
         return Case(release, variant, base=release.parents[1] / "pairs/base", folder=tmp_path / "staged")
-    folder: Path = request.getfixturevalue("demo_run")
+    folder: Path = request.getfixturevalue("small_run")
     (_, variant) = load_manifest(packaged_folder("manifests") / "demo.yaml").variants
     return Case(
         folder / "dist/demo/clef-flash", variant, base=folder / "demo/clef-flash-base", folder=tmp_path / "staged"

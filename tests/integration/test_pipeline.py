@@ -19,7 +19,6 @@ import transformers
 from publisher.errors import ExtractionError, FetchError, ManifestError, PushError
 from publisher.pipeline.run import Run, run
 from publisher.records.extraction import Extraction
-from publisher.records.files import packaged_folder
 from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from publisher.records.verification import Verification
@@ -33,7 +32,7 @@ PER_VARIANT = ("adapter_config.json", "adapter_model.safetensors", *EVIDENCE)
 BOTH = ("extract", "validate")
 ALL = (*BOTH, "loaders", "verify")
 
-pytestmark = pytest.mark.usefixtures("own_demo_run")
+pytestmark = pytest.mark.usefixtures("own_small_run")
 
 
 def _environment(more: dict[str, str]) -> dict[str, str]:
@@ -57,32 +56,32 @@ def edit_manifest(change: str, to: str) -> None:
 # --- what is staged -----------------------------------------------------------------------------------------
 
 
-def test_the_staged_tree_is_the_release_and_nothing_else(demo_run: Path) -> None:
+def test_the_staged_tree_is_the_release_and_nothing_else(small_run: Path) -> None:
     variants = {f"{folder}{name}" for folder in ("", "clef-flash/") for name in (*PER_VARIANT, *CHARTS)}
-    assert content(demo_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
-    assert (demo_run / STAGED / "manifest.yaml").read_bytes() == (packaged_folder("manifests") / MANIFEST).read_bytes()
+    assert content(small_run / STAGED).keys() == {"README.md", "manifest.yaml", *variants}
+    assert (small_run / STAGED / "manifest.yaml").read_bytes() == (small_run / MANIFEST).read_bytes()
 
 
-def test_both_variants_are_verified_one_on_images_and_one_on_an_fp8_base(demo_run: Path) -> None:
-    large, small = (Verification.read(demo_run / STAGED / at / "verification.json") for at in ("", "clef-flash"))
+def test_both_variants_are_verified_one_on_images_and_one_on_an_fp8_base(small_run: Path) -> None:
+    large, small = (Verification.read(small_run / STAGED / at / "verification.json") for at in ("", "clef-flash"))
     assert [one.name for one in large.sets] == ["Demo requests", "Demo requests with images"]
     for one in (*large.sets, *small.sets):
         assert (one.failed, one.gold is None) == (0, False)
         assert 0 < one.max_kl < 0.005
     assert small.fp8 is not None
-    assert small.fp8.linears == 248
+    assert small.fp8.linears == 31
     assert small.fp8.sets[0].max_kl > small.sets[0].max_kl
-    card = (demo_run / STAGED / "README.md").read_text()
+    card = (small_run / STAGED / "README.md").read_text()
     for line in ("| Clef in small | Demo requests with images, 12 requests (24 questions) |", "## On the FP8 base"):
         assert line in card
 
 
-@pytest.mark.parametrize(("folder", "linears", "layers"), [("", 186, "40-63"), ("clef-flash", 248, "0-31")])
-def test_each_variant_has_its_modules_and_layers(demo_run: Path, folder: str, linears: int, layers: str) -> None:
-    extraction = Extraction.read(demo_run / STAGED / folder / "extraction.json")
+@pytest.mark.parametrize(("folder", "linears", "layers"), [("", 31, "4-7"), ("clef-flash", 31, "0-3")])
+def test_each_variant_has_its_modules_and_layers(small_run: Path, folder: str, linears: int, layers: str) -> None:
+    extraction = Extraction.read(small_run / STAGED / folder / "extraction.json")
     assert len(extraction.modules) == extraction.summary.linears == linears
     assert extraction.summary.layers == layers
-    config = json.loads((demo_run / STAGED / folder / "adapter_config.json").read_text())
+    config = json.loads((small_run / STAGED / folder / "adapter_config.json").read_text())
     assert len(config["target_modules"]) == linears
 
 
@@ -95,9 +94,9 @@ def code_blocks(card: Path) -> list[str]:
 
 @pytest.mark.parametrize(("block", "pair"), [(0, "clef"), (1, "clef-flash")], ids=["/", "clef-flash/"])
 def test_the_usage_code_of_the_card_gives_the_sources_logits_within_bf16_noise(
-    own_demo_run: Path, block: int, pair: str
+    own_small_run: Path, block: int, pair: str
 ) -> None:
-    (own_demo_run / "demo" / "clef-lora").symlink_to((own_demo_run / STAGED).resolve())
+    (own_small_run / "demo" / "clef-lora").symlink_to((own_small_run / STAGED).resolve())
     blocks = code_blocks(STAGED / "README.md")
     assert len(blocks) == 2
     names: dict[str, Any] = {}
@@ -188,12 +187,12 @@ def test_results_go_to_stdout_and_progress_to_stderr(interrupted: Interrupted) -
 # --- what is reused -----------------------------------------------------------------------------------------
 
 
-def test_a_second_run_reuses_every_stage_and_changes_no_byte(own_demo_run: Path) -> None:
-    before = content(own_demo_run / STAGED)
+def test_a_second_run_reuses_every_stage_and_changes_no_byte(own_small_run: Path) -> None:
+    before = content(own_small_run / STAGED)
     outcome = rerun()
     assert [(variant.path, variant.reused) for variant in outcome.variants] == [("/", ALL), ("clef-flash/", ALL)]
     assert outcome.card_changed is False
-    assert content(own_demo_run / STAGED) == before
+    assert content(own_small_run / STAGED) == before
 
 
 def reused(outcome: Outcome) -> dict[str, tuple[str, ...]]:
@@ -277,8 +276,8 @@ def test_a_lost_or_damaged_marker_makes_its_stage_run_again(damage: Any) -> None
 
 def test_what_no_longer_meets_the_expectation_fails_and_keeps_the_earlier_release() -> None:
     before = content(STAGED)
-    edit_manifest("linears: 248", "linears: 247")
-    with pytest.raises(ExtractionError, match=r"differ in linears 248. Expected linears 247"):
+    edit_manifest("linears: 31\n      layers: 0-3", "linears: 30\n      layers: 0-3")
+    with pytest.raises(ExtractionError, match=r"differ in linears 31. Expected linears 30"):
         rerun()
     assert content(STAGED) == before
 
@@ -403,19 +402,19 @@ def test_card_check_passes_on_a_fresh_card() -> None:
 
 def test_card_check_shows_a_stale_cards_diff_and_exits_with_1() -> None:
     card = STAGED / "README.md"
-    stale = card.read_text().replace("186 linears", "187 linears")
+    stale = card.read_text().replace("31 linears", "32 linears")
     card.write_text(stale)
     answer = publish("card", "--manifest", "demo.yaml", "--check")
     assert answer.returncode == 1
     assert [line for line in answer.stdout.splitlines() if line.startswith("-|")] == [
-        line.replace("+|", "-|").replace("186 linears", "187 linears")
+        line.replace("+|", "-|").replace("31 linears", "32 linears")
         for line in answer.stdout.splitlines()
         if line.startswith("+|")
     ]
     assert answer.stderr.endswith("error: dist/demo/README.md is stale. Next: publish card --manifest demo.yaml.\n")
     assert card.read_text() == stale, "a check writes nothing"
     assert publish("card", "--manifest", "demo.yaml").returncode == 0
-    assert "186 linears" in card.read_text()
+    assert "31 linears" in card.read_text()
 
 
 # --- the real manifest, far from the Hub --------------------------------------------------------------------

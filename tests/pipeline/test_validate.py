@@ -39,7 +39,7 @@ MODULE = "model.language_model.layers.3.self_attn.q_proj"
 NARROW = "model.language_model.layers.0.linear_attn.in_proj_a"
 A, B = (f"base_model.model.{MODULE}.lora_{side}.weight" for side in "AB")
 
-pytestmark = pytest.mark.usefixtures("own_demo_run")
+pytestmark = pytest.mark.usefixtures("own_small_run")
 
 
 def validated(variant: Variant = FLASH) -> Validation:
@@ -84,7 +84,7 @@ def module_of(claims: dict[str, Any], name: str = MODULE) -> dict[str, Any]:
 
 def test_a_good_adapter_passes_and_leads_to_the_sources_logits() -> None:
     seen = validated()
-    assert (seen.path, seen.modules, seen.tensors) == ("clef-flash/", 248, 496)
+    assert (seen.path, seen.modules, seen.tensors) == ("clef-flash/", 31, 62)
     assert seen.largest_claim_difference < 1e-5
     assert seen.function is not None
     assert seen.function.ratio < 0.05
@@ -181,7 +181,7 @@ def test_a_scaling_other_than_one_is_found() -> None:
     message = refused()
     assert message.startswith(f"PEFT does not load {STAGED} whole on Qwen3_5ForConditionalGeneration:\n")
     assert f"{NARROW} has scaling 2.0 instead of 1" in message
-    assert "and 36 more" in message, "all 48 narrow modules are concerned"
+    assert message.count("has scaling 2.0 instead of 1") == 6, "all narrow modules are concerned"
 
 
 def test_a_target_without_tensors_is_found_though_peft_loads_it() -> None:
@@ -203,7 +203,7 @@ def test_a_target_that_the_model_does_not_have_is_found() -> None:
         config=lambda c: c.update(target_modules=[lost if name == MODULE else name for name in c["target_modules"]]),
         extraction=lambda claims: module_of(claims).update(name=lost),
     )
-    assert f"{lost} is no linear module of Qwen3_5ForConditionalGeneration" in refused()
+    assert f"{lost} is no module of Qwen3_5ForConditionalGeneration that PEFT adapts" in refused()
 
 
 def test_the_text_only_class_is_refused_and_the_right_one_named() -> None:
@@ -216,7 +216,7 @@ def test_the_text_only_class_is_refused_and_the_right_one_named() -> None:
 
 def test_a_class_without_the_head_is_refused_since_its_modules_go_by_other_names() -> None:
     message = refused(FLASH.model_copy(update={"model_class": "Qwen3_5Model"}))
-    assert f"{NARROW} is no linear module of Qwen3_5Model" in message
+    assert f"{NARROW} is no module of Qwen3_5Model that PEFT adapts" in message
     assert "Next: correct model_class in the manifest" in message
 
 
@@ -243,8 +243,8 @@ def test_a_summary_that_does_not_follow_from_the_modules_is_found() -> None:
 
 
 def test_factors_of_another_module_are_found_by_their_numbers() -> None:
-    other = "model.language_model.layers.7.self_attn.q_proj"
-    spoilt(tensors=lambda t: t.update({A: t[A.replace(MODULE, other)].clone()}))
+    other = A.replace("q_proj", "k_proj")  # of the same input, and the same rank
+    spoilt(tensors=lambda t: t.update({A: t[other].clone()}))
     assert re.search(rf"{re.escape(MODULE)}: error 1\.\d+, claimed 0\.0\d+", refused())
 
 
