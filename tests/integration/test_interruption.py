@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
-FEW, MANY = 5, 20
+FEW, MANY = 3, 20
 at_place = pytest.mark.usefixtures("place")
 ADAPTER = "adapter: {method: svd, rank: auto, dtype: bfloat16, layout: pattern, task_type: CAUSAL_LM}"
 MANIFEST = """\

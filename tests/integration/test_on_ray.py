@@ -18,7 +18,7 @@ from tests.manypairs import make_pair
 
 FEW, MANY = 60, 1000
 EARLY = 200
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 SLACK = 25e6  # bytes; the factors of the modules after the early ones are 39 MB, their weights 118 MB
 
 
@@ -67,14 +67,12 @@ def test_the_demo_gives_the_same_bytes_on_a_cluster(own_small_run: Path) -> None
     }
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("place")
 def test_from_outside_the_cluster_it_gives_the_same_bytes(pair: Path, machines: Machines) -> None:
     extract(Path("dist"), engine=machines.from_outside)
     assert files_of(Path("dist/pico")) == files_of(pair / "local/pico")
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("place")
 def test_a_machine_that_is_lost_changes_nothing_but_the_time(pair: Path) -> None:
     with two_machines() as machines:
@@ -120,7 +118,6 @@ def gone(name: str) -> bool:
     return False
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("machines")
 def test_the_driver_takes_no_more_memory_as_a_thousand_pairs_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
