@@ -1,5 +1,6 @@
-"""Whether PEFT's wrapper for a task type can call a model class: tried without weights, before any arithmetic."""
+"""Whether a model class can be called as PEFT wraps it and its modules: tried without weights, before the arithmetic."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,38 @@ def require_task_type(variant: Variant, folder: Path) -> None:
             expected="a task type whose wrapper hands the class's own inputs on",
             next_step="leave adapter.task_type out of the manifest, or write what `publish new` writes for this class",
         ) from error
+
+
+def callable_with(names: Collection[str], model_class: str, *, folder: Path) -> frozenset[str]:
+    """Find the modules in whose place the class takes PEFT's wrapper: some read what a wrapper does not have.
+
+    Whisper, for one, reads the stride of its convolutions.
+
+    Args:
+        names: of modules, such as tables and convolutions.
+        model_class: a class of transformers.
+        folder: with the base's config.json.
+
+    Returns:
+        Those with which it runs; none where it does not run on the meta device at all, and nothing is known.
+    """
+    if not names:
+        return frozenset()
+    model = empty_model(model_class, configuration(folder)).float().eval()
+    inputs = _working_inputs(model)
+    if inputs is None:
+        return frozenset()
+    if _runs_with(names, model, inputs):
+        return frozenset(names)
+    fresh = (empty_model(model_class, configuration(folder)).float().eval() for _ in names)
+    return frozenset(name for name, model in zip(names, fresh, strict=True) if _runs_with([name], model, inputs))
+
+
+def _runs_with(names: Collection[str], model: Any, inputs: Inputs) -> bool:
+    with torch.device("meta"):
+        settings = peft.LoraConfig(r=1, target_modules=list(names))
+        wrapped = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
+    return _runs(wrapped, inputs)
 
 
 def told(error: Exception) -> str:

@@ -244,7 +244,8 @@ def _other_figures(claimed: ModuleExtraction, again: ModuleFigures) -> Iterator[
 
 def _other_values(name: str, claimed: MatrixFigures, again: MatrixFigures) -> Iterator[str]:
     """Yield the figures that differ, but those of spectrum and recovery."""
-    elsewhere = {"alpha", "transposed", "recovery", "spectrum", "arithmetic"}  # the first two: by layout and class
+    by_class_and_layout = {"alpha", "transposed", "kind", "kernel"}
+    elsewhere = {*by_class_and_layout, "recovery", "spectrum", "arithmetic"}
     found = again.model_dump(exclude=elsewhere)
     for field, value in claimed.model_dump(exclude=elsewhere).items():
         both = isinstance(value, float) and isinstance(found[field], float)
@@ -302,7 +303,7 @@ def _require_modules(case: _Case) -> None:
         headers = names.applied(headers_of(snapshot))
         for module in case.extraction.modules:
             header = headers.get(f"{module.name}.weight")
-            if header is None or header.shape != module.shape:
+            if header is None or header.shape != module.stored_shape:
                 raise UncheckedError(f"{snapshot.checkpoint.name} has no {module.name} of this shape")
         for tensor in case.extraction.experts:
             header = headers.get(tensor.name)

@@ -14,7 +14,7 @@ from publisher.extraction.preflight import sizes
 from publisher.extraction.tensor_names import module_of
 
 _CARRY_OR_IGNORE = (
-    "in the manifest, write adapter.carry: auto to store their modules whole, or name them there or under "
+    "in the manifest, write adapter.carry: auto to store them too, or name them there or under "
     "adapter.ignore, to leave them out knowingly"
 )
 

@@ -119,7 +119,14 @@ def compare(
         both = both.on_quantised(quantised)
         adapted = different_tensors(both, quantised.tensors, engine=engine, progress=progress)
         different = tuple(name for name in different if name in adapted or name not in quantised.tensors)
-    finding = partial(low_rank, both=both, settings=settings, engine=engine, progress=progress)
+    finding = partial(
+        low_rank,
+        both=both,
+        model_class=structure.model_class,
+        settings=settings,
+        engine=engine,
+        progress=progress,
+    )
     found = forms_of(different, both, choice, structure=structure, low_rank=finding)
     experts = tuple(name for name in found.changed if name in structure.wrappable)
     changed = tuple(name for name in found.changed if name not in structure.wrappable)

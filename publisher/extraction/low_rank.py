@@ -7,22 +7,31 @@ than for the adapter: such modules are few.
 import math
 from collections.abc import Mapping
 
+from publisher.adapters.task_type_check import callable_with
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.engines import Engine
 from publisher.extraction.module import Extracting
+from publisher.extraction.tensor_names import module_of
 from publisher.manifest.schema import AdapterSettings
 from publisher.records.extraction import APPROXIMATE, ModuleFigures
 from publisher.records.progress import Progress
 
 
 def low_rank(
-    stored: Mapping[str, int], *, both: CheckpointPair, settings: AdapterSettings, engine: Engine, progress: Progress
+    stored: Mapping[str, int],
+    *,
+    both: CheckpointPair,
+    model_class: str,
+    settings: AdapterSettings,
+    engine: Engine,
+    progress: Progress,
 ) -> frozenset[str]:
-    """Decompose the change of each weight, and find those of which factors hold all of it, and are smaller.
+    """Find the weights of which factors hold the whole change, are smaller, and let the class run.
 
     Args:
         stored: the weights by name, with the elements that storing the change otherwise takes.
         both: base and tuned, open for reading.
+        model_class: of transformers, which is tried with PEFT's wrappers.
         settings: the manifest's `adapter`, of which the rank is used.
         engine: where the arithmetic is done.
         progress: called for each weight.
@@ -34,15 +43,15 @@ def low_rank(
         ExtractionError: NaN or infinity in a weight, or values so large that the figures overflow.
         EngineError: the cluster fails.
     """
-    if not stored:
-        return frozenset()
+    modules = {module_of(name): name for name in stored}
+    names = [modules[one] for one in callable_with(modules, model_class, folder=both.snapshots.base.folder)]
     found = list[str]()
 
     def report(what: str) -> None:
-        progress(what, len(found), len(stored))
+        progress(what, len(found), len(names))
 
     job = Extracting(both.snapshots, settings)
-    with engine.run(job, map(both.tensors, stored), report=report) as results:
+    with engine.run(job, map(both.tensors, sorted(names)), report=report) as results:
         found = [pair.name for pair, module in results if _is_held(module.figures, otherwise=stored[pair.name])]
     return frozenset(found)
 

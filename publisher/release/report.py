@@ -6,18 +6,14 @@ checkpoint or a manifest brought along is escaped. The same evidence gives the s
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from itertools import takewhile
-
-from jinja2 import Environment
 
 from publisher.records.extraction import ModuleExtraction, spectrum_places
 from publisher.records.verification import VerificationSet
 from publisher.release.charts import divergences, error_map, exact_shares, floors, layer_sizes, margin, spectrum
 from publisher.release.evidence import Evidence, ReleaseEvidence
 from publisher.release.filters import FILTERS
-from publisher.release.svg import Axis, Chart, Line, Mark, log_axis, place
-from publisher.release.templating import html_environment
+from publisher.release.svg import Axis, Chart, Line, Mark, environment, log_axis
 from publisher.release.verdict import Verdict, verdict_on
 
 _SPARK = 88, 22  # width and height of the spectrum in a row of the table
@@ -57,14 +53,9 @@ class _Section:
 def render_report(found: ReleaseEvidence) -> str:
     """Return the HTML page of a release."""
     sections = tuple(map(_section, found.adapters))
-    return _environment().get_template("report.html.j2").render(release=found, sections=sections)
-
-
-@cache
-def _environment() -> Environment:
-    made = html_environment()
-    made.filters |= {"place": place, **FILTERS}
-    return made
+    made = environment()
+    made.filters |= FILTERS
+    return made.get_template("report.html.j2").render(release=found, sections=sections)
 
 
 def _section(evidence: Evidence) -> _Section:

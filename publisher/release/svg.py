@@ -7,7 +7,6 @@ No figure is worked out here.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 from jinja2 import Environment
@@ -235,7 +234,6 @@ def svg(chart: Chart) -> str:
     return environment().get_template("chart.svg.j2").render(chart=chart)
 
 
-@cache
 def environment() -> Environment:
     """Return Jinja for SVG and HTML: everything that comes from a checkpoint or a manifest is escaped."""
     made = html_environment()

@@ -5,12 +5,12 @@ macro did. In HTML and SVG it is escaped unless a macro made it. Joining a text 
 is escaped as a whole: a mistake there shows, and lets nothing through.
 """
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_environment
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined, pass_environment
+from jinja2.bccache import Bucket
 from jinja2.filters import make_attrgetter
 from markupsafe import Markup
 
@@ -37,14 +37,30 @@ class _CardEnvironment(Environment):
     concat = staticmethod(_as_markdown)
 
 
-@lru_cache(maxsize=8)
-def card_environment(folders: tuple[Path, ...]) -> Environment:
-    """Return Jinja for cards; templates are looked for in these folders, in this order.
+class _Compiled(BytecodeCache):
+    """What templates were compiled to in this process: it holds as long as their text is the same."""
 
-    It keeps what it has compiled, and compiles a template again that has changed since.
-    """
+    def __init__(self) -> None:
+        self._kept = dict[str, bytes]()
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Give Jinja what is kept of a template; it compares the digest of the text."""
+        if bucket.key in self._kept:
+            bucket.bytecode_from_string(self._kept[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what Jinja has compiled, in the place of what there was of that file."""
+        self._kept[bucket.key] = bucket.bytecode_to_string()
+
+
+_OF_CARDS, _OF_PAGES = _Compiled(), _Compiled()  # the same text is compiled to another program by each
+
+
+def card_environment(folders: Sequence[Path]) -> Environment:
+    """Return Jinja for cards; templates are looked for in these folders, in this order."""
     made = _CardEnvironment(
         loader=FileSystemLoader(folders),
+        bytecode_cache=_OF_CARDS,
         undefined=StrictUndefined,
         finalize=_on_a_card,
         autoescape=False,  # which is for HTML: finalize escapes for Markdown
@@ -61,6 +77,7 @@ def html_environment() -> Environment:
     """Return Jinja for SVG and HTML."""
     return Environment(
         loader=FileSystemLoader(packaged_folder("templates")),
+        bytecode_cache=_OF_PAGES,
         undefined=StrictUndefined,
         finalize=_on_a_page,
         autoescape=True,

@@ -21,7 +21,7 @@ from publisher.records.loaders import Loaders
 from publisher.records.progress import silent
 from tests.inputs.classes import CASES
 from tests.inputs.pairs import RANK, Pair, Weights, tune
-from tests.inputs.test_matrix import built
+from tests.inputs.test_matrix import built, saved
 
 MakePair = Callable[..., Pair]
 QUERY = r"self_attn\.[qv]_proj"
@@ -123,7 +123,7 @@ def doubled(*names: str) -> Callable[[Weights], None]:
 def test_under_auto_what_no_lora_can_hold_is_stored_whole(make_pair: MakePair) -> None:
     pair = make_pair("Llama", QUERY)
     pair.change(doubled("model.norm.weight", "model.layers.0.input_layernorm.weight"))
-    with pytest.raises(ExtractionError, match=r"write adapter\.carry: auto to store their modules whole"):
+    with pytest.raises(ExtractionError, match=r"write adapter\.carry: auto to store them too"):
         pair.extracted()
     extraction = pair.extracted(carry="auto")
     assert extraction.settings.carry == "auto"
@@ -217,13 +217,13 @@ def test_a_few_rows_of_the_embedding_are_stored_as_token_indices(place: Path, ma
     assert torch.equal(merged["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
 
 
-def of_low_rank(name: str, *, scale: float = 0.02) -> Callable[[Weights], None]:
+def of_low_rank(name: str, *, dtype: torch.dtype = torch.bfloat16) -> Callable[[Weights], None]:
     """A change of rank 2 in this weight, all but its first extent taken together."""
 
     def change(weights: Weights) -> None:
         weight = weights[name].float()
         update = torch.randn(weight.shape[0], RANK) @ torch.randn(RANK, weight[0].numel())
-        weights[name] = (weight + scale * update.reshape(weight.shape)).to(weights[name].dtype)
+        weights[name] = (weight + 0.02 * update.reshape(weight.shape)).to(dtype)
 
     return change
 
@@ -258,6 +258,47 @@ def test_a_table_whose_change_has_a_low_rank_gets_factors(place: Path, make_pair
     assert float((restored == released).double().mean()) == pytest.approx(extraction.modules[0].exact_share, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "end", "kernel"),
+    [("AST", "projection.weight", (8, 8)), ("ViT", "projection.weight", (8, 8))],
+)
+def test_a_convolution_whose_change_has_a_low_rank_gets_factors(
+    place: Path, name: str, end: str, kernel: tuple[int, ...]
+) -> None:
+    pair = saved(CASES[name], place)
+    (stored,) = (one for one in load_file(pair.source / "model.safetensors") if one.endswith(end))
+    pair.change(of_low_rank(stored, dtype=CASES[name].tuned))
+    extraction = pair.extracted(carry="auto", task_type=None)
+    (found,) = (module for module in extraction.modules if module.kind == "convolution")
+    assert (found.rank, found.kernel) == (RANK, kernel)
+    weights = load_file(pair.staged / "adapter_model.safetensors")
+    assert [weights[key].shape for key in found.keys] == [torch.Size(shape) for shape in found.factor_shapes]
+    assert weights[found.keys[0]].shape[2:] == kernel
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
+
+
+def test_a_convolution_that_the_class_cannot_run_with_as_peft_wraps_it_is_stored_whole(place: Path) -> None:
+    """Whisper reads the stride of its convolutions, which PEFT's wrapper does not have."""
+    pair = saved(CASES["Whisper"], place)
+    pair.change(of_low_rank("model.encoder.conv1.weight", dtype=CASES["Whisper"].tuned))
+    extraction = pair.extracted(carry="auto", task_type=None)
+    assert [module.module for module in extraction.summary.carried] == ["model.encoder.conv1"]
+    function = pair.validated(extraction).function
+    assert function is not None
+    assert function.ratio < 0.1
+
+
+def test_a_convolution_of_which_more_than_a_low_rank_changed_is_stored_whole(place: Path) -> None:
+    pair = saved(CASES["ViT"], place)
+    (stored,) = (one for one in load_file(pair.source / "model.safetensors") if one.endswith("projection.weight"))
+    pair.change(lambda weights: weights[stored].add_(0.1 * torch.randn(weights[stored].shape)))
+    extraction = pair.extracted(carry="auto", task_type=None)
+    assert extraction.summary.factored == ()
+    assert [module.module.rpartition(".")[2] for module in extraction.summary.carried] == ["projection"]
+
+
 def test_a_table_of_low_rank_that_the_head_shares_is_stored_whole(make_pair: MakePair) -> None:
     """PEFT's merge_and_unload adds the update of a shared weight twice."""
     pair = make_pair("Llama", QUERY, tie_word_embeddings=True)
@@ -269,7 +310,7 @@ def test_a_table_of_low_rank_that_the_head_shares_is_stored_whole(make_pair: Mak
 
 def test_a_table_of_which_most_rows_differ_is_stored_whole(make_pair: MakePair) -> None:
     pair = make_pair("Llama", QUERY)
-    pair.change(moved(*range(40)))
+    pair.change(lambda weights: weights["model.embed_tokens.weight"][:40].add_(0.5 * torch.randn(40, 32)))
     extraction = pair.extracted(carry="auto")
     assert extraction.summary.token_rows == ()
     assert [module.module for module in extraction.summary.carried] == ["model.embed_tokens"]

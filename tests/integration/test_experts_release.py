@@ -146,6 +146,7 @@ def test_a_parameter_and_one_of_its_experts_can_be_explained() -> None:
 def test_a_stranger_s_load_compares_the_wrappers_with_the_evidence() -> None:
     extraction = Extraction.read(EVIDENCE)
     request: dict[str, Any] = {
+        "path": "/",
         "model_class": MODEL,
         "modules": [module.model_dump(mode="json") for module in extraction.modules],
         "experts": [tensor.model_dump(mode="json") for tensor in extraction.experts],

@@ -44,18 +44,18 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_card_escapes_what_a_template_puts_out(folder: Path, template: str, expected: str) -> None:
-    made = card_environment((folder,)).from_string(template)
+    made = card_environment([folder]).from_string(template)
     name = "model.layers.0.mlp.down_proj"
     assert made.render(text=HOSTILE, name=name, records=[{"name": HOSTILE}]) == expected
 
 
 def test_text_joined_with_markdown_is_text_so_that_the_slip_shows(folder: Path) -> None:
-    made = card_environment((folder,)).from_string("{{ name | code ~ text }}")
+    made = card_environment([folder]).from_string("{{ name | code ~ text }}")
     assert made.render(name="a", text="<b>") == r"\`a\`&lt;b&gt;"
 
 
 def test_a_card_and_a_page_know_every_name_they_use(folder: Path) -> None:
-    for environment in (card_environment((folder,)), html_environment()):
+    for environment in (card_environment([folder]), html_environment()):
         with pytest.raises(UndefinedError):
             environment.from_string("{{ nowhere }}").render()
 
