@@ -1,4 +1,4 @@
-"""Whether a model class can be called as PEFT wraps it and its modules: tried without weights, before the arithmetic."""
+"""Whether a model class can be called as PEFT wraps it and its modules: tried without weights, before long work."""
 
 from collections.abc import Collection
 from pathlib import Path
