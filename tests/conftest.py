@@ -57,27 +57,29 @@ _SMALL_EXPECTED = (
 # Their tests share one Ray cluster, and so one worker.
 ON_RAY = ("tests/integration/test_on_ray.py", "tests/integration/test_engines.py")
 
-# The files that take longest: they begin first, so that no worker is left alone with one at the end.
+# The files that take longest, as measured: they begin first, so that no worker is left alone with one at the end.
 LONGEST = (
     *ON_RAY,
-    "tests/integration/test_release.py",
     "tests/integration/test_documented_commands.py",
+    "tests/integration/test_release.py",
     "tests/attacks/test_bit_flips.py",
+    "tests/integration/test_streaming.py",
+    "tests/pipeline/test_push.py",
+    "tests/integration/test_verification.py",
+    "tests/pipeline/test_extract.py",
+    "tests/integration/test_interruption.py",
     "tests/integration/test_pipeline.py",
     "tests/integration/test_audit.py",
+    "tests/integration/test_signing.py",
     "tests/integration/test_releases_of_before.py",
-    "tests/integration/test_verification.py",
-    "tests/pipeline/test_push.py",
-    "tests/integration/test_streaming.py",
-    "tests/integration/test_interruption.py",
-    "tests/attacks/test_bounded_audits.py",
-    "tests/attacks/test_foreign_models.py",
-    "tests/integration/test_merge.py",
-    "tests/integration/test_exports.py",
-    "tests/integration/test_demo.py",
+    "tests/pipeline/test_adding_a_stage.py",
+    "tests/integration/test_exactly.py",
+    "tests/attacks/test_outputs.py",
+    "tests/pipeline/test_readback.py",
+    "tests/inputs/test_experts.py",
+    "tests/inputs/test_offline.py",
+    "tests/api/test_extraction.py",
     "tests/records/test_closure.py",
-    "tests/pipeline/test_extract.py",
-    "tests/inputs/test_kinds.py",
 )
 
 
