@@ -57,11 +57,18 @@ def publish_as(command: str, *, folder: Path, environment: Mapping[str, str]) ->
     """Run a command line `publish ...` that asks nothing of a shell, in this folder, with this environment alone."""
     name, *arguments = shlex.split(command)
     assert name == "publish", command
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, environment_of(environment):
         patch.chdir(folder)
+        return publish(*arguments)
+
+
+@contextmanager
+def environment_of(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have this environment alone, and huggingface_hub as if it had been imported in it."""
+    with pytest.MonkeyPatch.context() as patch:
         _use(environment, patch)
         try:
-            return publish(*arguments)
+            yield
         finally:
             close_session()
 
@@ -72,11 +79,11 @@ def _use(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         patch.setenv(name, value)
     close_session()  # its connections may go through a proxy that this user has not
-    home = Path(environment["HF_HOME"])
+    home = Path(environment.get("HF_HOME", Path.home() / ".cache/huggingface"))
     endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
     patch.setattr(constants, "ENDPOINT", endpoint)
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    patch.setattr(constants, "HF_HUB_CACHE", environment.get("HF_HUB_CACHE", str(home / "hub")))
     patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
     patch.setattr(_auth, "_OIDC_TOKEN_CACHE", None)
 

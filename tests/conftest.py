@@ -125,6 +125,14 @@ def machines(cluster: "Machines") -> "Iterator[Machines]":
 
 
 @pytest.fixture
+def quick_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read back in a process that has everything imported; tests/pipeline/test_readback.py starts one as users do."""
+    from tests.forks import loaded_apart
+
+    monkeypatch.setattr("publisher.pipeline.stages.read_back._in_a_process", loaded_apart)
+
+
+@pytest.fixture
 def golden() -> Golden:
     """`golden(path, text)`: the text is what the file holds, or becomes so under UPDATE_GOLDEN=1."""
     return _matches

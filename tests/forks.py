@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.commands import Answer, publish_as
+from publisher.pipeline.stages import read_back
+from tests.commands import Answer, environment_of, publish_as
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -25,8 +26,10 @@ _IMPORTED = [
     "publisher.cli.loaders",
     "publisher.pipeline.run",
     "publisher.pipeline.stages.extract",
+    "publisher.pipeline.stages.read_back",
     "publisher.pipeline.stages.validate",
     "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
     "tests.forks",
 ]
 
@@ -64,6 +67,22 @@ def publish_apart(command: str, *, environment: Mapping[str, str], seconds: floa
     finally:
         process.kill()
         process.join()
+
+
+def loaded_apart(requests: str, environment: Mapping[str, str]) -> Answer:
+    """Do what reading back does in a process of its own, in one that has imported everything already."""
+    receiver, sender = forks().Pipe(duplex=False)
+    process = forks().Process(target=_load, args=(requests, dict(environment), sender))
+    process.start()
+    sender.close()
+    answer: Answer = receiver.recv()
+    process.join()
+    return answer
+
+
+def _load(requests: str, environment: dict[str, str], sender: "Connection[Answer, Answer]") -> None:
+    with environment_of(environment):
+        sender.send(Answer(0, read_back._main(requests), ""))
 
 
 def _publish(command: str, folder: Path, environment: dict[str, str], sender: "Connection[Apart, Apart]") -> None:

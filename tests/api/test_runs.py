@@ -7,6 +7,8 @@ import pytest
 
 import publisher
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 RELEASES = Path(__file__).parents[1] / "releases"
 
 

@@ -20,6 +20,8 @@ from publisher.records.files import sha256_of
 from publisher.records.progress import silent
 from publisher.records.sealed import read_sealed, write_sealed
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 STAGED, WORK = Path("dist/m"), Path("dist/m.work")
 ROOT = WORK / "root"
 CHECKPOINT_FLIPS, MANY_CHECKPOINT_FLIPS = 4, 16

@@ -22,6 +22,8 @@ import publisher
 from publisher.hub.local import LocalHub
 from tests.commands import Answer, publish_as
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PUBLISHED = "moondream/clef-lora"

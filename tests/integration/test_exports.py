@@ -29,6 +29,8 @@ from publisher.records.outcome import Outcome
 from publisher.records.progress import silent
 from tests.manifests import ADAPTER, one_variant
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 FILES = ("adapter_model.gguf", "mlx/adapters.safetensors", "mlx/adapter_config.json")
 
 

@@ -26,6 +26,8 @@ from publisher.records.filenames import ADAPTER, EXTRACTION
 from publisher.records.validation import Validation
 from tests.commands import Answer, publish_as
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 WORKFLOW = Path(__file__).parents[2] / ".github/workflows/release.yml"
 REPO = "moondream/clef-lora"
 CLAIMS = {"repository": "m/publisher", "workflow": "release.yml", "environment": "release", "ref": "refs/tags/v1.2.0"}

@@ -33,6 +33,8 @@ from publisher.records.progress import silent
 from publisher.records.publication import Signing
 from publisher.release.signing import Means, _require_identity, is_signed, require_means, sign_release
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 SIGNED = {f"{folder}{name}" for folder in ("", "small/") for name in ("adapter_config.json", "extraction.json")}
 SIGNED |= {f"{folder}{name}" for folder in ("", "small/") for name in ("errors.svg", "spectrum.svg")}
 SIGNED |= {"README.md", "manifest.yaml", "adapter_model.safetensors", "small/adapter_model.safetensors"}

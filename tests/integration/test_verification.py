@@ -39,6 +39,8 @@ from tests.forks import forks
 from tests.manifests import one_variant
 from tests.words import write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("quick_read_back")
+
 ROOT = Path(__file__).parents[2]
 STAGED, WORK = Path("dist/pico"), Path("dist/pico.work/root")
 FILE, TEXTS = "requests/texts.jsonl", 30

@@ -83,14 +83,7 @@ def _require_same(published: Published, cache: Path) -> None:
 
 def _require_loads(manifest: Manifest, staged: Path, *, published: Published, home: Path) -> None:
     requests = [_request(variant, staged, published=published) for variant in manifest.variants]
-    finished = subprocess.run(
-        [sys.executable, "-P", "-m", __name__],  # -P: nothing is imported from the folder one happens to stand in
-        input=json.dumps(requests),
-        env=_environment(published.at, home),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = _in_a_process(json.dumps(requests), _environment(published.at, home))
     try:
         problems = json.loads(finished.stdout)
     except ValueError:
@@ -100,6 +93,17 @@ def _require_loads(manifest: Manifest, staged: Path, *, published: Published, ho
             next_step=f"load them by hand at commit {published.commit}; the commit is published",
         ) from None
     _require_none(problems, published)
+
+
+def _in_a_process(requests: str, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", __name__],  # -P: nothing is imported from the folder one happens to stand in
+        input=requests,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _request(variant: Variant, staged: Path, *, published: Published) -> dict[str, Any]:
@@ -168,5 +172,9 @@ def _problems(request: Mapping[str, Any]) -> list[str]:
     return [f"{request['path']}: {problem}" for problem in found]
 
 
+def _main(requests: str) -> str:
+    return json.dumps([problem for request in json.loads(requests) for problem in _problems(request)])
+
+
 if __name__ == "__main__":
-    json.dump([problem for request in json.load(sys.stdin) for problem in _problems(request)], sys.stdout)
+    sys.stdout.write(_main(sys.stdin.read()))
