@@ -125,6 +125,7 @@ def test_the_summary_says_how_much_more_than_the_svd_comes_back(exact_run: Path,
     assert recovery.residual_elements == sum(len(kept[key]) for key in kept if key.endswith(".index"))
 
 
+@pytest.mark.long
 def test_an_audit_finds_nothing_wrong_with_it_not_even_in_depth(own_exact_run: Path) -> None:
     found = audit("dist/exact", deep=True, work=own_exact_run / "work", device="cpu", progress=silent)
     assert found.failed == ()

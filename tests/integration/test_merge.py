@@ -96,6 +96,7 @@ def test_the_logits_are_those_of_pefts_merge_and_every_other_tensor_is_the_bases
     assert 0.5 < done.share < 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_small_run")
 def test_it_takes_less_than_a_gibibyte() -> None:
     line = ["merge", "--manifest", "demo.yaml", "--variant", "/", "--out", "merged"]
