@@ -148,7 +148,7 @@ def restore(tmp_path: Path) -> None:
 def test_after_one_flipped_bit_the_run_goes_on_and_stages_what_the_undamaged_one_did(
     sound: dict[str, bytes], tmp_path: Path, state: Callable[[], None]
 ) -> None:
-    """One file of each kind, by its suffix, in each folder; `make test-long` flips bits of every file, in every state."""
+    """One file of each kind, by its suffix, in each folder; `make test-long` does so for every file and state."""
     state()
     kinds = {(file.parent.name.partition("-")[0], file.suffix): file for file in files_of(STAGED, WORK)}
     chance = random.Random(state.__name__)  # noqa: S311 - places, not secrets
