@@ -3,6 +3,9 @@
 #   make test   every behaviour, on two cores
 # The environment is made on first use and follows pyproject.toml and constraints.txt.
 
+# Without compiled modules, each of the many processes of the tests would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
