@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -15,6 +16,7 @@ from tests.inputs.classes import CASES
 from tests.inputs.pairs import Pair, tune
 
 
+@pytest.mark.long
 def test_whisper_is_published_to_the_local_hub_with_offline_mode_on(tmp_path: Path) -> None:
     case = CASES["Whisper"]
     pair = Pair(tmp_path, case.model_class)

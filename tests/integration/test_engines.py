@@ -159,7 +159,7 @@ def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_
 @pytest.mark.parametrize(
     ("fails", "reason"),
     [
-        ("dies", r"(WorkerCrashed|ActorDied)Error"),
+        pytest.param("dies", r"(WorkerCrashed|ActorDied)Error", marks=pytest.mark.long),
         ("cannot be read", r"a file is missing\. Expected it\. Next: look for"),
     ],
 )

@@ -175,6 +175,7 @@ def test_a_kept_module_that_was_damaged_is_made_again(place: Path, undisturbed: 
     assert factors.read_bytes() == content
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_run_that_is_inside_one_long_factorisation_within_two_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,7 +340,10 @@ def test_evidence_that_is_all_there_is_may_be_demanded_to_hold(hub: LocalHub, ca
         (PLANTED[::-1], "", None, "does not accept this token"),
         (PLANTED + "\x0bx", "", None, "a character that cannot be sent"),
         (PLANTED, "--tag v1.2.0", Fault("POST", f"/{REPO}/commit/", status=503), "the tag v1.2.0"),
-        (PLANTED, "--tag v1.4.0", Fault("POST", f"/{REPO}/commit/", status=429), "nothing was written"),
+        pytest.param(
+            *(PLANTED, "--tag v1.4.0", Fault("POST", f"/{REPO}/commit/", status=429), "nothing was written"),
+            marks=pytest.mark.long,  # the client waits before it asks again
+        ),
         (PLANTED, "--pr", Fault("POST", f"/{REPO}/commit/", cut=True), "nothing was written"),
     ],
 )

@@ -182,7 +182,15 @@ def test_a_local_folder_and_a_repository_go_together(pair: Path) -> None:
 
 
 @pytest.mark.usefixtures("served")
-@pytest.mark.parametrize("fp8", [("source",), ("base",), ("source", "base")], ids="+".join)
+@pytest.mark.parametrize(
+    "fp8",
+    [
+        pytest.param(("source",), marks=pytest.mark.long),
+        pytest.param(("base",), marks=pytest.mark.long),
+        ("source", "base"),
+    ],
+    ids="+".join,
+)
 def test_fp8_weights_stream_to_the_bytes_of_a_stored_run(pair: Path, fp8: tuple[str, ...]) -> None:
     for side in ("source", "base"):
         upload(f"o/fp8-{side}", in_two_files(pair / side, fp8=side in fp8))

@@ -123,6 +123,7 @@ def test_bytes_that_are_not_those_the_hub_lists_are_found(hub: LocalHub, tmp_pat
         look()
 
 
+@pytest.mark.usefixtures("quick_read_back")
 def test_an_adapter_that_peft_loads_in_part_is_found(hub: LocalHub, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     for path in ("README.md", "manifest.yaml", "small/extraction.json", ADAPTER):
