@@ -20,7 +20,7 @@ BOTH := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ROOMS := $(filter-out %.py tests/api tests/attacks tests/browser tests/hub tests/integration tests/inputs \
 	tests/loaders tests/pipeline tests/releases \
 	%_bad tests/golden %__pycache__,$(wildcard tests/*)) tests/test_errors.py
-WHOLE := tests/integration/test_release.py::test_a_rehearsal_publishes_and_tags_and_a_second_one_finds_nothing_to_do
+WHOLE := tests/integration/test_verification.py::test_base_and_adapter_answer_nearly_as_the_release_does_and_the_card_says_so
 
 # The rooms below the pipeline, but for those that start servers or whole runs, and one run through everything.
 test-fast: $(VENV)/.ready

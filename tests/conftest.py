@@ -80,6 +80,11 @@ LONGEST = (
     "tests/inputs/test_offline.py",
     "tests/api/test_extraction.py",
     "tests/records/test_closure.py",
+    "tests/numerics/test_svd_and_noise.py",
+    "tests/release/test_card.py",
+    "tests/extraction/test_extract_module_exactly.py",
+    "tests/manifest/test_manifest.py",
+    "tests/border/test_patterns.py",
 )
 
 

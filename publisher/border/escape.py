@@ -28,7 +28,8 @@ _MARKDOWN: Final = re.compile(
     | ^\ ?[-+=:](?=[-+=:\s]|$) | ^\ ?\d+[.)](?=\s|$)  # a list, a line under a heading or a row of headings
     | !$                                          # an image, with what follows
     | :(?=/|$) | /(?=/) | @(?=[\w-]+\.|localhost) # addresses that some renderers turn into links by themselves
-    | (?<=www)\. | \.(?=(?:[a-z]{2}|com|net|org|info|biz|edu|gov|pro|web|xxx|name|shop|aero|asia|coop|museum|рф|xn--)\b)
+    | (?<=www)\.
+    | \.(?=(?:[a-z]{2}|com|net|org|info|biz|edu|gov|pro|web|xxx|name|shop|aero|asia|coop|museum|рф|xn--)_*\b)
     """,
     re.VERBOSE | re.IGNORECASE,
 )

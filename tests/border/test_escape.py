@@ -112,6 +112,8 @@ def test_code_shows_the_text_as_it_is_wherever_it_stands(text: str, place: str) 
     assert (shown, tags) == (plain.replace("PLAIN", for_terminal(text)), meant)
 
 
+@example("evil.com_")
+@example("evil.com__,")
 @given(texts)
 def test_an_address_in_a_text_becomes_no_link_by_itself(text: str) -> None:
     markdown = for_markdown(text)
