@@ -60,11 +60,11 @@ def by_expert(vectors: Tensor, *, experts: int, grouping: Grouping) -> Tensor:
         grouping: how they are packed.
 
     Returns:
-        A view, (experts, r, width).
+        The vectors, (experts, r, width).
     """
     if grouping == "expert":
-        return vectors.unflatten(0, (experts, -1))
-    return vectors.unflatten(0, (-1, experts)).transpose(0, 1)
+        return vectors.reshape(experts, -1, vectors.shape[1])
+    return vectors.reshape(-1, experts, vectors.shape[1]).transpose(0, 1)
 
 
 def product_scores(a: Tensor, b: Tensor, *, experts: int, generator: torch.Generator) -> dict[Packing, float]:
