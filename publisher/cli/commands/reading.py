@@ -101,7 +101,7 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 )
 @prints_result
 def compat(
-    adapter: Path | None, base: Path | None, source: Path | None, repair: Path | None, **given: Any
+    *, adapter: Path | None, base: Path | None, source: Path | None, repair: Path | None, **given: Any
 ) -> "Judged | Repaired":
     """Show which loaders take the staged adapters, or the one in a folder; exit 1 if one would take it wrongly."""
     from publisher.cli.loaders import Beside, judged, repaired
