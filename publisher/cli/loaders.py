@@ -142,6 +142,8 @@ def _require_base(beside: Beside, manifest: Path | None) -> None:
             "--source is for the adapter in a folder, and is compared with the weights of its base",
             next_step="publish compat ADAPTER --base DIR --source DIR",
         )
+    if beside.source is not None and not beside.source.is_dir():
+        raise ManifestError(f"--source: there is no folder {beside.source}", expected="the merged fine-tune's folder")
 
 
 def _staged(manifest: Path, paths: Sequence[str], *, dist: Path) -> dict[str, Subject]:

@@ -112,7 +112,7 @@ def pattern_keys(draft: Draft, base: Base) -> tuple[Draft, str] | None:
 
 
 def targets(draft: Draft, base: Base) -> tuple[Draft, str] | None:
-    """Let target_modules name just the modules of the file.
+    """Write into target_modules just the modules of the file.
 
     One that it names and the file lacks would be adapted with a B of zeros, which changes nothing. One that the file
     has and target_modules does not select would be dropped. All must be modules of the class, in its sizes.
@@ -178,7 +178,7 @@ def adapter_names(draft: Draft, _: Base) -> tuple[Draft, str] | None:
 
 
 def endings(draft: Draft, base: Base) -> tuple[Draft, str] | None:
-    """Let the factors of modules end in `.weight`, and those of tables not, as PEFT writes them."""
+    """Write `.weight` at the end of modules' factors, and none at the end of tables', as PEFT does."""
     found = {}
     for key in draft.headers:
         match = _FACTOR.fullmatch(key)

@@ -332,6 +332,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(adapted: Make) -> None:
     for arguments, complaint in (
         ((made.adapter, "--source", made.source), "--source is for the adapter in a folder"),
         (("-m", "m.yaml", "--base", made.base, "--source", made.source), "--source is for the adapter in a folder"),
+        ((made.adapter, "--base", made.base, "--source", "no/where"), "there is no folder no/where"),
         (("-m", "m.yaml", "--repair", "out"), "--repair is for the adapter in a folder"),
         ((made.adapter, "--base", made.base, "--repair", made.folder / "taken"), "what it holds is not touched"),
         ((made.adapter, "--base", made.base, "--repair", made.adapter / "out"), "lies in the adapter's own folder"),
@@ -365,7 +366,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(adapted: Make) -> None:
 )
 def test_a_hostile_configuration_ends_in_a_verdict_or_one_error(adapted: Make, fields: dict[str, Any]) -> None:
     made = adapted().pack(UNSLOTH).say(**fields)
-    for more in ([], ["--repair", made.folder / "out"]):
+    for more in ((), ("--repair", made.folder / "out")):
         found = compat(made.adapter, "--base", made.base, *more)
         assert isinstance(found.exception, SystemExit | ValidationError | FetchError | None)
 
