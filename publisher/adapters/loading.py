@@ -30,7 +30,13 @@ from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import load_file
 from transformers.pytorch_utils import Conv1D
 
-from publisher.adapters.wrappers import applies_to_parameters, wrapper_keys, wrapper_problems
+from publisher.adapters.wrappers import (
+    ExpertPlace,
+    applies_to_parameters,
+    expert_places,
+    wrapper_keys,
+    wrapper_problems,
+)
 from publisher.border.adapterconfig import ALL_LINEAR, reduced, resolved, targeted
 from publisher.border.limits import LIMITS
 from publisher.border.modelconfig import bounded_config, bounded_modules, readable_quantisation
@@ -484,12 +490,7 @@ def parameter_keys(model_class: str, names: Sequence[str], *, config: Path) -> d
     Raises:
         ValidationError: transformers has no such class, or PEFT takes no LoRA for one of these parameters.
     """
-    model = empty_model(model_class, configuration(config))
-    settings = peft.LoraConfig(r=1, target_modules=[], target_parameters=list(names))
-    with _one_error(f"PEFT cannot wrap these parameters of {model_class}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wrapped = peft.get_peft_model(model, settings, low_cpu_mem_usage=True)
-    keys = wrapper_keys(wrapped)
+    keys = {name: place.keys for name, place in parameter_places(model_class, names, config=config).items()}
     lost = [name for name in names if name not in keys]
     if lost:
         raise ValidationError(
@@ -498,6 +499,32 @@ def parameter_keys(model_class: str, names: Sequence[str], *, config: Path) -> d
             next_step="name them under adapter.ignore to leave them out knowingly",
         )
     return {name: keys[name] for name in names}
+
+
+def parameter_places(model_class: str, entries: Sequence[str], *, config: Path) -> dict[str, ExpertPlace]:
+    """Return where PEFT looks for the factors of the parameters that `target_parameters` means, without weights.
+
+    Args:
+        model_class: a class of transformers.
+        entries: full names of parameters, or the ends of some, as `target_parameters` has them.
+        config: the folder with the base's config.json.
+
+    Returns:
+        The places by the parameters' full names.
+
+    Raises:
+        ValidationError: transformers has no such class, PEFT takes no LoRA for one of these parameters, or there are
+            too many entries for a model of this size.
+    """
+    model = empty_model(model_class, configuration(config))
+    if len(entries) * sum(1 for _ in model.parameters()) > LIMITS.matches:
+        raise ValidationError(
+            f"target_parameters lists {len(entries):,} names", expected=f"at most {LIMITS.matches:,} comparisons"
+        )
+    settings = peft.LoraConfig(r=1, target_modules=[], target_parameters=list(entries))
+    with _one_error(f"PEFT cannot wrap these parameters of {model_class}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return expert_places(peft.get_peft_model(model, settings, low_cpu_mem_usage=True))
 
 
 def _parameter_problems(name: str, parameter: torch.Tensor, *, tensor: torch.Tensor | None) -> Iterator[str]:

@@ -28,9 +28,9 @@ from publisher.errors import MergeError
 from publisher.records.checkpoint import Snapshot
 from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, CARD, RESIDUAL
-from publisher.records.files import canonical_json, flush, no_room, room_in, write_text
-from publisher.records.lock import locked
+from publisher.records.files import canonical_json, flush, write_text
 from publisher.records.merged import Merged
+from publisher.records.new_folder import becoming
 from publisher.records.progress import Progress
 
 _QUANTISATION = "quantization_config"
@@ -137,7 +137,7 @@ def _write(shards: Mapping[str, RewrittenFile], base: Path, *, out: Path, progre
     paths = {file.relative_to(base).as_posix() for file in (*regular_files(base), *links)}
     others = [path for path in going_along(paths, module_folders(base / MODULES)) if path != CARD]
     size = sum(shard.size for shard in shards.values()) + sum((base / path).stat().st_size for path in others)
-    with _becoming(out, size=size) as folder:
+    with becoming(out, size=size) as folder:
         for path in others:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base / path, folder / path)
@@ -166,29 +166,3 @@ def _write_json(shards: Mapping[str, RewrittenFile], base: Path, *, folder: Path
         metadata = index.get("metadata") or {}
         found = index | {"metadata": metadata | {"total_size": total}, "weight_map": after}
         write_text(folder / INDEX, canonical_json(found))
-
-
-@contextmanager
-def _becoming(out: Path, *, size: int) -> Iterator[Path]:
-    """Yield a new folder that takes the place of `out` when the block ends well, and vanishes when it does not.
-
-    What a merge that was killed had written is cleared away first.
-    """
-    place = out.resolve()
-    work = place.with_name(f".{place.name}.partial")
-    folder = work / "checkpoint"
-    with room_in(place.parent, name=place.name, size=size):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(work):
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-                if size > shutil.disk_usage(place.parent).free:
-                    raise no_room(place.parent, name=place.name, size=size, reason="seen beforehand")
-                folder.mkdir()
-                yield folder
-                if place.is_dir():
-                    place.rmdir()  # empty
-                folder.rename(place)
-                flush(place.parent)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from peft.tuners.lora.layer import ParamWrapper
@@ -24,6 +25,45 @@ def wrapper_keys(loaded: Any) -> dict[str, tuple[str, str]]:
         for place, layer in loaded.named_modules()
         if isinstance(layer, ParamWrapper)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlace:
+    """Where PEFT looks for the factors of one parameter, and how it reads them.
+
+    Attributes:
+        keys: of A and B in an adapter's file.
+        experts: how many matrices the parameter has.
+        rows: of B, the outputs of each matrix.
+        columns: of A, its inputs.
+        transposed: each matrix is stored as (in, out).
+    """
+
+    keys: tuple[str, str]
+    experts: int
+    rows: int
+    columns: int
+    transposed: bool
+
+
+def expert_places(loaded: Any) -> dict[str, ExpertPlace]:
+    """Return the places of all parameters that PEFT has wrapped in a model, by full name."""
+    every = wrapper_keys(loaded)
+    layers = {name: loaded.get_submodule(keys[0].removesuffix(_A)) for name, keys in every.items()}
+    return {
+        name: ExpertPlace(
+            keys=every[name],
+            experts=layer.num_experts,
+            rows=layer.out_features,
+            columns=layer.in_features,
+            transposed=layer.get_param().dim() == _STACK and getattr(layer.get_base_layer(), "is_transposed", False),
+        )
+        for name, layer in layers.items()
+    }
+
+
+_A = ".lora_A.weight"
+_STACK = 3  # dimensions
 
 
 def wrapper_problems(loaded: Any, experts: Sequence[ExpertTensor]) -> Iterator[str]:

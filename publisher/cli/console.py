@@ -32,7 +32,7 @@ from publisher.records.explained import Explained
 from publisher.records.extraction import ExtractionSummary
 from publisher.records.filenames import CARD
 from publisher.records.formats import count, figure, percent, percents, size
-from publisher.records.loaders import LoaderVerdict
+from publisher.records.loaders import LoaderVerdict, Repaired
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome, VariantOutcome
 from publisher.records.progress import Pace, Progress, amount
@@ -365,6 +365,16 @@ def show_compat(judged: Mapping[str, Sequence[LoaderVerdict]], console: Console)
                 _say(f"{one.loader}: {found.what}\n  {found.remedy}", console)
             for note in one.notes:
                 _say(f"{one.loader}: {note}", console)
+
+
+def show_repaired(done: Repaired, console: Console) -> None:
+    """Show what was changed and what is left, then the verdicts on the adapter that was written."""
+    for change in done.changes:
+        _say(f"repaired: {change}", console)
+    for left in done.left:
+        _say(f"not repaired: {left}", console)
+    _say("", console)
+    show_compat(done.judged.verdicts, console)
 
 
 _STYLES = {"passed": "green", "failed": "bold red", "not checked": "yellow"}

@@ -19,12 +19,12 @@ from publisher.cli.interruption import interruptible
 if TYPE_CHECKING:
     from publisher.records.audit import Audit
     from publisher.records.explained import Explained
-    from publisher.records.loaders import Judged
+    from publisher.records.loaders import Judged, Repaired
     from publisher.records.merged import Merged
     from publisher.records.outcome import Outcome
     from publisher.records.progress import Progress
 
-    Result = Audit | Judged | Merged | Outcome | tuple[Explained, ...]
+    Result = Audit | Judged | Merged | Outcome | Repaired | tuple[Explained, ...]
 
 
 def prints_result(work: "Callable[..., Result]") -> Callable[..., None]:
@@ -109,6 +109,7 @@ def _show(found: "Result") -> None:
 
     from publisher.cli import console
     from publisher.records.audit import Audit
+    from publisher.records.loaders import Repaired
     from publisher.records.merged import Merged
     from publisher.records.outcome import Outcome
 
@@ -119,6 +120,8 @@ def _show(found: "Result") -> None:
             console.show_audit(found, Console())
         case Merged():
             console.show_merged(found, Console())
+        case Repaired():
+            console.show_repaired(found, Console())
         case tuple():
             for module in found:
                 console.show_module(module, Console())
@@ -129,12 +132,12 @@ def _show(found: "Result") -> None:
 def _complaint(found: "Result") -> str:
     """Return why the command fails although it has a result; empty where it does not."""
     from publisher.records.audit import Audit
-    from publisher.records.loaders import Judged
+    from publisher.records.loaders import Judged, Repaired
 
     match found:
         case Audit() if found.failed:
             names = ", ".join(f"{check.name} {check.variant}".rstrip() for check in found.failed)
             return f"{len(found.failed)} of {len(found.checks)} checks failed: {names}"
-        case Judged():
+        case Judged() | Repaired():
             return "; ".join(found.complaints)
     return ""

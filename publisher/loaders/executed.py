@@ -31,7 +31,15 @@ from publisher.adapters.loading import (
 )
 from publisher.border.adapterconfig import reduced
 from publisher.errors import UncheckablePatternError, ValidationError, counted
-from publisher.loaders.finding import UNIFORM, changes_nothing, finding, other_base, repeated_factors, wrong_scales
+from publisher.loaders.finding import (
+    UNIFORM,
+    changes_nothing,
+    finding,
+    other_base,
+    other_packing,
+    repeated_factors,
+    wrong_scales,
+)
 from publisher.loaders.subject import FactorShapes, Subject
 from publisher.records.extraction import KEY_PREFIX
 from publisher.records.loaders import LoaderFinding
@@ -121,7 +129,7 @@ def findings(subject: Subject, reached: Reached, *, by: str) -> Iterator[LoaderF
     known = {name: scale for name, scale in reached.scales.items() if name in subject.factors}
     why = f"{by} scales by adapter_config.json"
     remedy = "give alpha_pattern the entries of rank_pattern, or extract again: " + UNIFORM
-    yield from [*changes_nothing(subject), *repeated_factors(subject)]
+    yield from [*changes_nothing(subject), *repeated_factors(subject), *other_packing(subject, by=by)]
     yield from wrong_scales(subject, lambda name: known.get(name, subject.scale(name)), why=why, remedy=remedy)
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from publisher.errors import counted
+from publisher.loaders.packing import words
 from publisher.loaders.subject import Subject
+from publisher.numerics.packing import PEFT
 from publisher.records.loaders import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
 
 MERGED = "serve merged weights (publish merge)"
@@ -95,6 +97,35 @@ def other_base(subject: Subject, *, by: str) -> list[LoaderFinding]:
         return []
     what = f"init_lora_weights is {name}: it was trained on changed weights, and {by} adds B A to the base's own"
     return [finding("other base", what, modules=len(subject.factors), silent=True, remedy=_PLAIN)]
+
+
+def other_packing(subject: Subject, *, by: str) -> list[LoaderFinding]:
+    """Find stacked experts whose factors are packed in another order than PEFT reads.
+
+    Args:
+        subject: the adapter and its base.
+        by: what messages call the loader.
+
+    Returns:
+        One finding, or none.
+    """
+    told = subject.packing
+    if told is None or told.packing is None or told.packing == PEFT:
+        return []
+    what = f"the factors of its experts are packed otherwise than {by} reads them, which gives each expert those of "
+    what += f"others. They have {words(told.packing)}: {told.how}"
+    remedy = "write it in PEFT's packing, by publish compat ADAPTER --base DIR --repair OUT"
+    return [finding("other packing", what, modules=len(subject.wrapped), silent=True, remedy=remedy)]
+
+
+def packing_note(subject: Subject) -> str:
+    """Return what is known of the packing where it is PEFT's or cannot be told; nothing elsewhere."""
+    told = subject.packing
+    if told is None or told.packing not in (None, PEFT):
+        return ""
+    if told.packing is None:
+        return f"how the factors of its experts are packed cannot be told: {told.how}"
+    return f"the factors of its experts are packed as PEFT reads them: {told.how}"
 
 
 _PLAIN = "write it again as a plain LoRA, by path_initial_model_for_weight_conversion of PEFT's save_pretrained"

@@ -3,7 +3,7 @@
 from importlib import metadata
 
 from publisher.loaders.executed import Trial, empty_base, left_out, on_text_only, text_only, trial, with_peft
-from publisher.loaders.finding import verdict
+from publisher.loaders.finding import packing_note, verdict
 from publisher.loaders.subject import Subject
 from publisher.records.loaders import LoaderVerdict
 from publisher.records.validation import Validation
@@ -19,6 +19,8 @@ def judge(subject: Subject, validation: Validation | None) -> LoaderVerdict:
     version = validation.packages["peft"] if validation else metadata.version("peft")
     other = text_only(subject)
     notes = list(seen.notes)
+    if not validation and not seen.unchecked and all(one.silent for one in seen.findings):
+        notes.append(packing_note(subject))
     if validation and validation.incomparable:
         notes.append(f"its outputs were not compared with the source's: {validation.incomparable}")
     if other:

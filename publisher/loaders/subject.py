@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from publisher.adapters.initialisation import Initialised, initialised
+from publisher.adapters.loading import parameter_places
 from publisher.border.adapterconfig import reduced, wrapping
 from publisher.border.limits import LIMITS
 from publisher.border.patterns import Keys
@@ -22,6 +23,8 @@ from publisher.checkpoints.headers import TensorHeader, file_headers
 from publisher.checkpoints.reading import TensorReader
 from publisher.errors import FetchError, UncheckablePatternError, ValidationError
 from publisher.extraction.model_structure import Structure, structure_of
+from publisher.loaders.packing import LAYOUT, told_packing
+from publisher.numerics.packing import Told
 from publisher.records.extraction import KEY_PREFIX
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXPORTS, EXTRACTION
 
@@ -100,6 +103,7 @@ class Subject:
         unscaled: an extraction.json beside it says that the scale is 1 in every module, whatever the configuration.
         subfolder: the adapter's folder in its repository; empty at the root.
         exports: the formats of other loaders that lie beside the PEFT files too.
+        source: the folder of the merged fine-tune that the adapter is said to be in, where it is at hand.
     """
 
     folder: Path
@@ -109,6 +113,7 @@ class Subject:
     unscaled: bool = False
     subfolder: str = ""
     exports: frozenset[str] = frozenset()
+    source: Path | None = None
 
     @cached_property
     def factors(self) -> dict[str, FactorShapes]:
@@ -162,6 +167,16 @@ class Subject:
     def initialised(self) -> Initialised:
         """What the adapter's initialisation means for the base."""
         return initialised(self.config)
+
+    @cached_property
+    def packing(self) -> Told | None:
+        """How the factors of stacked experts are packed; None where there are none, or they are this tool's own."""
+        entries = self.config.get("target_parameters")
+        if self.unscaled or not entries:
+            return None
+        places = parameter_places(self.base.model_class, entries, config=self.base.folder)
+        both = (self.base.folder, self.source) if self.source else None
+        return told_packing(self.headers, places, stated=self.config.get(LAYOUT), names=self.base.structure, both=both)
 
     @property
     def changes_otherwise(self) -> bool:
@@ -223,13 +238,14 @@ class Subject:
         return 1.0 if self.unscaled else self.scale_by_peft(name)
 
 
-def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
+def read_subject(folder: Path, base: Base, *, subfolder: str = "", source: Path | None = None) -> Subject:
     """Read the adapter in a folder, and check it.
 
     Args:
         folder: the folder with adapter_config.json and adapter_model.safetensors.
         base: what is known of its base.
         subfolder: the adapter's folder in its repository; empty at the root.
+        source: the folder of the merged fine-tune, where it is at hand.
 
     Returns:
         The adapter with its base, ready to be judged.
@@ -243,21 +259,26 @@ def read_subject(folder: Path, base: Base, *, subfolder: str = "") -> Subject:
     headers = file_headers(folder / ADAPTER)
     reduced(config)  # for its checks: whatever reads a known field finds it in its type
     exports = [name for name, files in EXPORTS.items() if unscaled and all((folder / file).is_file() for file in files)]
-    subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports))
+    subject = Subject(folder, config, headers, base, unscaled, subfolder, frozenset(exports), source)
     if not subject.factors:
         raise FetchError(f"{folder / ADAPTER} holds no lora_A and no lora_B", expected="a LoRA adapter of PEFT")
+    require_readable(folder / ADAPTER, headers)
+    return subject
+
+
+def require_readable(file: Path, headers: Mapping[str, TensorHeader]) -> None:
+    """Raise an error where a tensor that is a factor by its name can be none, or the file is too large.
+
+    Raises:
+        FetchError: naming the tensor, or the size.
+    """
     complaints = [factor_complaint(key, header) for key, header in headers.items()]
     odd = next(filter(None, complaints), "")
     if odd:
-        raise FetchError(
-            f"{folder / ADAPTER}: {odd}", expected="factors that are matrices", next_step="extract the adapter again"
-        )
-    size = (folder / ADAPTER).stat().st_size
+        raise FetchError(f"{file}: {odd}", expected="factors that are matrices", next_step="extract the adapter again")
+    size = file.stat().st_size
     if size > LIMITS.adapter_bytes:
-        raise FetchError(
-            f"{folder / ADAPTER} has {size:,} bytes", expected=f"an adapter of at most {LIMITS.adapter_bytes:,} bytes"
-        )
-    return subject
+        raise FetchError(f"{file} has {size:,} bytes", expected=f"an adapter of at most {LIMITS.adapter_bytes:,} bytes")
 
 
 def factor_complaint(key: str, header: TensorHeader) -> str:

@@ -14,6 +14,7 @@ FindingKind = Literal[
     "missing tensor",
     "other base",
     "other format",
+    "other packing",
     "rank limit",
     "refused field",
     "refused tensor",
@@ -110,4 +111,32 @@ class Judged:
     def to_json(self) -> str:
         """Return canonical JSON: label by label, the verdicts as loaders.json has them."""
         found = {label: [one.model_dump(mode="json") for one in each] for label, each in self.verdicts.items()}
+        return canonical_json(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """An adapter that was written anew, without what was wrong with it.
+
+    Attributes:
+        folder: the folder that was written.
+        changes: what was changed, a line for each repair.
+        left: what is wrong with it still, since nobody can tell what is meant.
+        judged: the verdicts on what was written.
+    """
+
+    folder: str
+    changes: tuple[str, ...]
+    left: tuple[str, ...]
+    judged: Judged
+
+    @property
+    def complaints(self) -> list[str]:
+        """What must not be: a loader takes the repaired adapter wrongly, or one that must take it does not."""
+        return self.judged.complaints
+
+    def to_json(self) -> str:
+        """Return canonical JSON: the folder, the changes, what is left, and the verdicts."""
+        verdicts = [one.model_dump(mode="json") for each in self.judged.verdicts.values() for one in each]
+        found = {"folder": self.folder, "changes": self.changes, "left": self.left, "verdicts": verdicts}
         return canonical_json(found)

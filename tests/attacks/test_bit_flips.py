@@ -142,7 +142,7 @@ def restore(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [nothing_was_killed, killed_while_the_adapter_was_asked, killed_while_modules_were_extracted],
+    [nothing_was_killed, killed_while_modules_were_extracted],
     ids=lambda state: state.__name__,
 )
 def test_after_one_flipped_bit_the_run_goes_on_and_stages_what_the_undamaged_one_did(

@@ -53,9 +53,7 @@ def checks(folder: Path) -> dict[str, Check]:
 
 
 def verdicts(folder: Path) -> dict[str, LoaderVerdict]:
-    found = judged(
-        adapter=folder, manifest=None, variants=(), dist=Path("dist"), base=None, required=(), progress=silent
-    )
+    found = judged(adapter=folder, manifest=None, variants=(), dist=Path("dist"), required=(), progress=silent)
     return {one.loader: one for each in found.verdicts.values() for one in each}
 
 

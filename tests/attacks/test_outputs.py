@@ -26,7 +26,15 @@ from publisher import records
 from publisher.border.escape import for_terminal, is_hidden
 from publisher.border.names import tensor_name
 from publisher.cli.app import main
-from publisher.cli.console import progress_on, show_audit, show_compat, show_merged, show_module, show_outcome
+from publisher.cli.console import (
+    progress_on,
+    show_audit,
+    show_compat,
+    show_merged,
+    show_module,
+    show_outcome,
+    show_repaired,
+)
 from publisher.errors import CardError
 from publisher.manifest.reading import parse_manifest
 from publisher.manifest.schema import Manifest
@@ -34,7 +42,7 @@ from publisher.records.audit import Audit
 from publisher.records.explained import Explained
 from publisher.records.extraction import Extraction
 from publisher.records.files import packaged_folder
-from publisher.records.loaders import Loaders, LoaderVerdict
+from publisher.records.loaders import Judged, Loaders, LoaderVerdict, Repaired
 from publisher.records.merged import Merged
 from publisher.records.outcome import Outcome
 from publisher.records.record import Record
@@ -316,6 +324,7 @@ def test_a_terminal_and_a_pipe_get_nothing_that_steers_them(text: str, tmp_path:
         show_module(a(Explained, text), console)
         show_merged(a(Merged, text).model_copy(update={"released": False}), console)
         show_compat({text: (verdict,)}, console)
+        show_repaired(Repaired(text, (text,), (text,), Judged({text: (verdict,)}, ())), console)
         with progress_on(console) as progress:
             progress(text, 1, 2)
         assert hidden(_without_progress(printed(console))) == []

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, close_session
+from safetensors.torch import load_file, save_file
 
 import publisher
 from publisher.hub.local import LocalHub
@@ -61,7 +62,9 @@ STAND_INS = {
     "MODULE": "layers.3.self_attn.v_proj",
     "--source DIR_OR_REPO": "--source demo/clef-flash",
     "--base DIR_OR_REPO": "--base o/clef-flash-base",
+    "ADAPTER_DIR --base DIR --repair": "adapters/others --base DIR --repair",
     "ADAPTER_DIR": "dist/demo",
+    "--source S": "--source demo/clef-flash",
     "--base DIR": "--base demo/clef-base",
 }
 OF_A_SHELL = re.compile(r"[>*]")
@@ -88,6 +91,10 @@ SHOWN: dict[str, tuple[str, str]] = {
     r"publish report .*-o page.html": (r"\Areport: page.html$", "page.html"),
     r"publish report ": (r"\Areport: dist/demo.html$", "dist/demo.html"),
     r"publish explain ": (r"^verdict +whole: what is missing is what merge rounding explains$", ""),
+    r"publish compat .*--repair (?P<out>\w+)": (
+        r"\Arepaired: \d+ tensors renamed: names begin as PEFT's do$",
+        "{out}/adapter_model.safetensors",
+    ),
     r"publish compat .*--json": (r'"loader": "PEFT",\s+"loads": "yes"', ""),
     r"publish compat ": (r"^ +PEFT +\S+ +executed +yes +right", ""),
     r"publish audit .*--deep": (r": \d+ passed, 0 failed", ""),
@@ -144,6 +151,7 @@ def world(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (folder / "demo" / pair.name).symlink_to(pair)
     (folder / "models" / "tuned").symlink_to(small_run / "demo" / "clef-flash")
     subprocess.run(["cp", "-r", small_run / "dist", folder / "dist"], check=True)
+    without_prefix(folder / "dist" / "demo", folder / "adapters" / "others")
     script = folder / "bin" / "publish"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m publisher "$@"\n', encoding="utf-8")
     script.chmod(0o700)
@@ -152,6 +160,15 @@ def world(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         shutil.copy(small_run / "demo.yaml", folder / "manifests")
         yield World(folder, environment(hub, folder), hub)
         close_session()
+
+
+def without_prefix(adapter: Path, copy: Path) -> None:
+    """A copy of an adapter as others write some: its tensors lack PEFT's prefix."""
+    copy.mkdir(parents=True)
+    shutil.copy(adapter / "adapter_config.json", copy)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+    save_file(tensors, copy / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def fill(hub: LocalHub, folder: Path) -> None:

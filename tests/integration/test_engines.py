@@ -147,6 +147,7 @@ def test_no_more_workers_are_started_than_there_are_units(ray_engine: OnRay, tmp
 
 @pytest.mark.ray
 @pytest.mark.parametrize("standing", STANDING)
+@pytest.mark.long
 def test_a_unit_whose_worker_is_lost_is_given_to_another(ray_engine: OnRay, tmp_path: Path, standing: int) -> None:
     job = Squares(tmp_path, fails="dies once", standing_=standing)
     assert squared(ray_engine, job, range(20)) == {unit: unit * unit for unit in range(20)}
@@ -228,6 +229,7 @@ def test_without_ray_the_engine_says_what_to_install() -> None:
     assert "pip install 'lora-publisher[ray]'" in done.stderr
 
 
+@pytest.mark.long
 def test_without_the_option_ray_is_never_imported(tmp_path: Path) -> None:
     make_pair(tmp_path, modules=3)
     code = f"""

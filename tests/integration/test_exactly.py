@@ -140,6 +140,7 @@ def test_validation_sees_a_residual_that_was_changed(own_exact_run: Path) -> Non
         run(Run(Path("exact.yaml"), Path("dist"), device="cpu", first="validate", last="validate"), silent)
 
 
+@pytest.mark.long
 def test_a_residual_that_is_not_asked_for_any_more_goes(own_exact_run: Path) -> None:
     _write_manifest(own_exact_run, dtype="float32", residual=False)
     options = Run(

@@ -159,12 +159,14 @@ def _until(stream: Iterator[str], start: str) -> Iterator[str]:
             return
 
 
+@pytest.mark.long
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(interrupted: Interrupted) -> None:
     assert interrupted.code == 130
     assert interrupted.errors.endswith("the same command goes on from there\n")
     assert "Traceback" not in interrupted.errors
 
 
+@pytest.mark.long
 def test_the_same_command_finishes_the_job_with_the_same_bytes_as_an_undisturbed_run(
     interrupted: Interrupted, small_run: Path
 ) -> None:

@@ -344,7 +344,10 @@ def test_evidence_that_is_all_there_is_may_be_demanded_to_hold(hub: LocalHub, ca
             *(PLANTED, "--tag v1.4.0", Fault("POST", f"/{REPO}/commit/", status=429), "nothing was written"),
             marks=pytest.mark.long,  # the client waits before it asks again
         ),
-        (PLANTED, "--pr", Fault("POST", f"/{REPO}/commit/", cut=True), "nothing was written"),
+        pytest.param(
+            *(PLANTED, "--pr", Fault("POST", f"/{REPO}/commit/", cut=True), "nothing was written"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_no_failure_shows_a_token(

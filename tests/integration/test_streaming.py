@@ -247,6 +247,7 @@ def test_a_range_is_taken_up_at_the_byte_where_it_broke(served: LocalHub, pair: 
     assert served.bytes_sent - before == len(found)
 
 
+@pytest.mark.long
 def test_a_hub_that_goes_on_breaking_is_given_up_with_what_was_done_kept(served: LocalHub) -> None:
     changed = "model.layers.2"
     fault = Fault("GET", "^/lfs/", cut=True, times=0)

@@ -87,6 +87,7 @@ def test_the_command_line_knows_it(tool: Path, work: Path) -> None:
     assert "fetch|extract|validate|weigh|loaders" in publish(tool, "--help", cwd=work).stdout
 
 
+@pytest.mark.long
 def test_it_runs_in_its_place_is_reused_and_runs_again_when_its_file_or_its_inputs_changed(
     tool: Path, work: Path
 ) -> None:

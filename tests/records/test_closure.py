@@ -34,7 +34,8 @@ def copy(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", [STAGES[0], *(pytest.param(stage, marks=pytest.mark.long) for stage in STAGES[1:])])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.long
 def test_one_changed_line_in_any_module_that_a_stage_imports_changes_its_code_and_no_other_does(
     copy: Path, stage: str
 ) -> None:

@@ -12,7 +12,7 @@ from publisher.cli.results import print_result, prints_result
 from publisher.errors import PublisherError
 
 if TYPE_CHECKING:
-    from publisher.records.loaders import Judged
+    from publisher.records.loaders import Judged, Repaired
     from publisher.records.merged import Merged
     from publisher.records.progress import Progress
     from publisher.release.evidence import ReleaseEvidence
@@ -94,13 +94,22 @@ def explain(*, module: str, manifest: Path | None, folder: Path | None, dist: Pa
 @options.variants
 @options.dist
 @click.option("--base", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the base's config.json.")
-@click.option("--require", multiple=True, metavar="LOADER", help="Exit 1 unless this one loads it; may be repeated.")
+@click.option("--source", type=click.Path(path_type=Path), metavar="DIR", help="The merged fine-tune, with --base.")
+@click.option("--repair", type=click.Path(path_type=Path), metavar="OUT", help="Write a sound copy into this folder.")
+@click.option(
+    "--require", "required", multiple=True, metavar="LOADER", help="Exit 1 unless this one loads it; may be repeated."
+)
 @prints_result
-def compat(*, require: tuple[str, ...], **given: Any) -> "Judged":
+def compat(
+    *, adapter: Path | None, base: Path | None, source: Path | None, repair: Path | None, **given: Any
+) -> "Judged | Repaired":
     """Show which loaders take the staged adapters, or the one in a folder; exit 1 if one would take it wrongly."""
-    from publisher.cli.loaders import judged
+    from publisher.cli.loaders import Beside, judged, repaired
 
-    return judged(required=require, **given)
+    beside, staged = Beside(base, source), {name: given.pop(name) for name in ("variants", "dist")}
+    if repair is not None:
+        return repaired(adapter, repair, beside=beside, **given)
+    return judged(adapter=adapter, beside=beside, **staged, **given)
 
 
 @click.command()
