@@ -30,7 +30,7 @@ from publisher.records.extraction import Extraction
 from publisher.records.filenames import ADAPTER, CARD, RESIDUAL
 from publisher.records.files import canonical_json, flush, write_text
 from publisher.records.merged import Merged
-from publisher.records.new_folder import becoming
+from publisher.records.new_folder import becoming, is_free
 from publisher.records.progress import Progress
 
 _QUANTISATION = "quantization_config"
@@ -63,7 +63,7 @@ def require_free(out: Path) -> None:
     Raises:
         MergeError: it is a file, or a folder that is not empty.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if not is_free(out):
         raise MergeError(
             f"{out} is there already, and what it holds is not touched",
             expected="a folder that does not exist yet, or is empty",

@@ -150,8 +150,8 @@ def write_adapter(
     """
     tensors = dict(carried) | dict(experts)
     for module in modules:
-        for key, shape, factor in zip(module.keys, module.factor_shapes, (_a, _b), strict=True):
-            tensors[key] = Planned(shape, dtype, partial(factor, module, load))
+        for half, (key, shape) in enumerate(zip(module.keys, module.factor_shapes, strict=True)):
+            tensors[key] = Planned(shape, dtype, partial(_in_file, module, load, half=half))
     write_tensors(path, tensors)
 
 
@@ -170,13 +170,8 @@ def as_stored(module: ModuleExtraction, *, a: torch.Tensor, b: torch.Tensor) -> 
     return (a.T, b.T) if module.transposed else (b, a)
 
 
-def _a(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
+def _in_file(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors], *, half: int) -> torch.Tensor:
+    """Return A (half 0) or B (half 1) as the file has it."""
     factors = padded(load(module), module.alpha)
-    found = factors.b.T if module.transposed else factors.a
-    return found.reshape(module.factor_shapes[0])
-
-
-def _b(module: ModuleExtraction, load: Callable[[ModuleExtraction], Factors]) -> torch.Tensor:
-    factors = padded(load(module), module.alpha)
-    found = factors.a.T if module.transposed else factors.b
-    return found.reshape(module.factor_shapes[1])
+    halves = (factors.b.T, factors.a.T) if module.transposed else (factors.a, factors.b)
+    return halves[half].reshape(module.factor_shapes[half])

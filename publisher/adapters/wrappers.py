@@ -15,11 +15,15 @@ _IDLE_KEYS = re.compile(
 )
 
 
+_A = ".lora_A.weight"
+_STACK = 3  # dimensions
+
+
 def wrapper_keys(loaded: Any) -> dict[str, tuple[str, str]]:
     """Return the keys of A and B in an adapter's file, by the full name of each parameter that PEFT has wrapped."""
     return {
         f"{place.removeprefix(KEY_PREFIX).replace('.base_layer', '')}.{layer.parameter_name}": (
-            f"{place}.lora_A.weight",
+            f"{place}{_A}",
             f"{place}.lora_B.weight",
         )
         for place, layer in loaded.named_modules()
@@ -49,7 +53,7 @@ class ExpertPlace:
 def expert_places(loaded: Any) -> dict[str, ExpertPlace]:
     """Return the places of all parameters that PEFT has wrapped in a model, by full name."""
     every = wrapper_keys(loaded)
-    layers = {name: loaded.get_submodule(keys[0].removesuffix(_A)) for name, keys in every.items()}
+    layers = {name: _wrapper(loaded, keys) for name, keys in every.items()}
     return {
         name: ExpertPlace(
             keys=every[name],
@@ -62,8 +66,9 @@ def expert_places(loaded: Any) -> dict[str, ExpertPlace]:
     }
 
 
-_A = ".lora_A.weight"
-_STACK = 3  # dimensions
+def _wrapper(loaded: Any, keys: tuple[str, str]) -> Any:
+    """Return the wrapper whose factors are saved by these keys."""
+    return loaded.get_submodule(keys[0].removesuffix(_A))
 
 
 def wrapper_problems(loaded: Any, experts: Sequence[ExpertTensor]) -> Iterator[str]:
@@ -77,9 +82,7 @@ def wrapper_problems(loaded: Any, experts: Sequence[ExpertTensor]) -> Iterator[s
         elif keys[tensor.name] != tensor.keys:
             yield f"PEFT saves {tensor.name} as {keys[tensor.name][0]}, and the evidence has {tensor.keys[0]}"
         else:
-            yield from _layout_problems(
-                loaded.get_submodule(keys[tensor.name][0].removesuffix(".lora_A.weight")), tensor
-            )
+            yield from _layout_problems(_wrapper(loaded, tensor.keys), tensor)
 
 
 def _layout_problems(layer: Any, tensor: ExpertTensor) -> Iterator[str]:

@@ -24,6 +24,7 @@ from publisher.records.extraction import ExpertTensor, Extraction, ExtractionSum
 from publisher.records.filenames import EXTRACTION
 from publisher.records.files import flush, room_in, write_text
 from publisher.records.loaders import LoaderVerdict
+from publisher.records.new_folder import is_free
 from publisher.records.progress import Progress, silent
 from publisher.records.validation import Validation
 
@@ -78,7 +79,7 @@ class ExtractedAdapter:
         """
         with causes_explained():
             place = Path(folder).resolve()
-            if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+            if not is_free(place):
                 raise ManifestError(
                     f"{folder} is there already, and what it holds is not touched",
                     expected="a folder that does not exist yet, or is empty",

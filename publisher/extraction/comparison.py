@@ -156,7 +156,7 @@ def compare(
             _token_rows(name, rows, both, tied=structure.tied.get(name.removesuffix(".weight"), ()))
             for name, rows in found.rows.items()
         ),
-        transposed=_transposed(found.changed, structure) | tables,
+        transposed=_transposed(found.changed, structure),
         tables=tables,
         kernels={name: structure.convolutions[module_of(name)] for name in found.factored - tables},
         fp8=tuple(side for side, headers in sides if _in_fp8(found.changed, headers)),
@@ -174,7 +174,8 @@ def _all_named(found: Forms, obstacle: Obstacle) -> list[str]:
 
 def _transposed(changed: Iterable[str], structure: Structure) -> frozenset[str]:
     stacks = {name for name, transposed in structure.wrappable.items() if transposed}
-    return frozenset(name for name in changed if name.removesuffix(".weight") in structure.transposed or name in stacks)
+    modules = structure.transposed | structure.tables
+    return frozenset(name for name in changed if name.removesuffix(".weight") in modules or name in stacks)
 
 
 def _in_fp8(names: Iterable[str], headers: Mapping[str, TensorHeader]) -> bool:

@@ -14,7 +14,7 @@ from publisher.checkpoints.headers import TensorHeader
 from publisher.checkpoints.pairs import CheckpointPair
 from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.adaptable import is_adaptable
-from publisher.extraction.low_rank import least
+from publisher.extraction.matrices import as_matrix
 from publisher.extraction.model_structure import Structure
 from publisher.extraction.modules_to_save import is_storable, modules_to_save
 from publisher.extraction.preflight import selected
@@ -169,7 +169,7 @@ def _smaller_with_factors(
         shape = tuned[name].shape
         if name.endswith(".weight") and module_of(name) in adapted and tuned[name].dtype in LORA_DTYPES:
             otherwise = len(rows[name]) * shape[1] if name in rows else math.prod(shape)
-            found |= {name: otherwise} if least(shape) < otherwise else {}
+            found |= {name: otherwise} if sum(as_matrix(shape)) < otherwise else {}
     return found
 
 

@@ -4,7 +4,6 @@ PEFT adapts both. Whether the change has a low rank is seen in its decomposition
 than for the adapter: such modules are few.
 """
 
-import math
 from collections.abc import Mapping
 
 from publisher.adapters.task_type_check import callable_with
@@ -60,8 +59,3 @@ def _is_held(figures: ModuleFigures, *, otherwise: int) -> bool:
     """Return whether factors hold the whole change, in fewer elements than it takes otherwise."""
     is_whole = figures.ratio is not None and figures.ratio <= APPROXIMATE and not figures.rank_at_least
     return 0 < figures.rank * sum(figures.shape) < otherwise and is_whole
-
-
-def least(shape: tuple[int, ...]) -> int:
-    """Return the elements of factors of rank 1 for a weight of this shape, all but its first extent taken together."""
-    return shape[0] + math.prod(shape[1:])

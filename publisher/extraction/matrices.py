@@ -25,6 +25,11 @@ class Matrix:
         return self.figures.update_rms**2 * self.elements
 
 
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (rows, columns) of a weight of this shape, all but its first extent taken together."""
+    return shape[0], math.prod(shape[1:])
+
+
 def widest_rank(modules: Iterable[ModuleFigures], experts: Iterable[ExpertTensorFigures] = ()) -> int:
     """Return the largest rank of these modules and parameters: the adapter's `r`."""
     return max(fit.figures.rank for fit in matrices(modules, experts))

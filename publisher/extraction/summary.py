@@ -80,7 +80,7 @@ def summarise(
         token_rows=tuple(StoredRows.of(rows, total=total) for rows in seen.token_rows),
         factored=tuple(FactoredModule.of(module, total=total) for module in modules if module.kind != "linear"),
         labels=seen.labels,
-        parameters=sum(module.alpha * sum(module.shape) for module in modules)
+        parameters=sum(module.parameters for module in modules)
         + sum(module.parameters for module in seen.saved)
         + sum(tensor.parameters for tensor in experts),
         adapter=adapter,

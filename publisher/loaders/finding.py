@@ -12,7 +12,6 @@ from typing import Literal
 from publisher.errors import counted
 from publisher.loaders.packing import words
 from publisher.loaders.subject import Subject
-from publisher.numerics.packing import PEFT
 from publisher.records.loaders import Basis, FindingKind, LoaderFinding, LoaderName, LoaderVerdict
 
 MERGED = "serve merged weights (publish merge)"
@@ -110,10 +109,10 @@ def other_packing(subject: Subject, *, by: str) -> list[LoaderFinding]:
         One finding, or none.
     """
     told = subject.packing
-    if told is None or told.packing is None or told.packing == PEFT:
+    if told is None or told.other is None:
         return []
     what = f"the factors of its experts are packed otherwise than {by} reads them, which gives each expert those of "
-    what += f"others. They have {words(told.packing)}: {told.how}"
+    what += f"others. They have {words(told.other)}: {told.how}"
     remedy = "write it in PEFT's packing, by publish compat ADAPTER --base DIR --repair OUT"
     return [finding("other packing", what, modules=len(subject.wrapped), silent=True, remedy=remedy)]
 
@@ -121,7 +120,7 @@ def other_packing(subject: Subject, *, by: str) -> list[LoaderFinding]:
 def packing_note(subject: Subject) -> str:
     """Return what is known of the packing where it is PEFT's or cannot be told; nothing elsewhere."""
     told = subject.packing
-    if told is None or told.packing not in (None, PEFT):
+    if told is None or told.other is not None:
         return ""
     if told.packing is None:
         return f"how the factors of its experts are packed cannot be told: {told.how}"

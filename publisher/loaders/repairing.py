@@ -22,13 +22,13 @@ from publisher.checkpoints.writing import Planned, write_tensors
 from publisher.errors import ManifestError, ValidationError, counted, listed
 from publisher.loaders import judge
 from publisher.loaders.packing import LAYOUT, order_matters, told_packing, words
-from publisher.loaders.repairs import NUMBERS, REPAIRS, Draft, places_of
+from publisher.loaders.repairs import REPAIRS, Draft, Repair, numbers, places_of
 from publisher.loaders.subject import Base, read_subject, require_readable
 from publisher.numerics.packing import PEFT, Grouping, by_expert
 from publisher.records.filenames import ADAPTER, ADAPTER_CONFIG, EXTRACTION
 from publisher.records.files import canonical_json, write_text
 from publisher.records.loaders import LoaderVerdict
-from publisher.records.new_folder import becoming
+from publisher.records.new_folder import becoming, is_free
 from publisher.records.progress import Progress
 
 
@@ -49,30 +49,33 @@ def repaired_draft(folder: Path, base: Base, *, source: Path | None) -> tuple[Dr
     """
     draft = Draft(read_json(folder / ADAPTER_CONFIG), file_headers(folder / ADAPTER))
     require_readable(folder / ADAPTER, draft.headers)
+    draft, first = _applied([numbers], draft, base=base)
+    reduced(draft.config)  # whatever follows finds a known field in its type
+    draft, others = _applied([*REPAIRS, partial(_packed, source=source)], draft, base=base)
+    return draft, (*first, *others)
+
+
+def _applied(repairs: Sequence[Repair], draft: Draft, *, base: Base) -> tuple[Draft, list[str]]:
+    """Return the draft after these repairs, one after the other, and a line for each that changed it."""
     changes = []
-    for repair in (NUMBERS, *REPAIRS):
-        if repair is REPAIRS[0]:
-            reduced(draft.config)  # whatever follows finds a known field in its type
+    for repair in repairs:
         if (found := repair(draft, base)) is not None:
             draft, change = found
             changes.append(change)
-    if (found := _packed(draft, base, source)) is not None:
-        draft, change = found
-        changes.append(change)
-    return draft, tuple(changes)
+    return draft, changes
 
 
-def _packed(draft: Draft, base: Base, source: Path | None) -> tuple[Draft, str] | None:
+def _packed(draft: Draft, base: Base, *, source: Path | None) -> tuple[Draft, str] | None:
     """Return the draft with PEFT's packing, where its experts are clearly packed otherwise."""
     places = {name: place for name, place in places_of(draft, base).items() if order_matters(draft.headers, place)}
     both = (base.folder, source) if source else None
     told = told_packing(draft.headers, places, stated=draft.config.get(LAYOUT), names=base.structure, both=both)
-    if told is None or told.packing is None or told.packing == PEFT:
+    if told is None or told.other is None:
         return None
     config = {**draft.config, LAYOUT: "rank_major"} if LAYOUT in draft.config else draft.config
     change = f"the factors of {counted(len(places), 'parameter')} packed as PEFT reads them; they had "
-    change += f"{words(told.packing)}: {told.how}"
-    return replace(draft, config=config, packing=told.packing, places=places), change
+    change += f"{words(told.other)}: {told.how}"
+    return replace(draft, config=config, packing=told.other, places=places), change
 
 
 def write_repaired(
@@ -126,7 +129,7 @@ def write_repaired(
 
 
 def _require_free(out: Path, folder: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if not is_free(out):
         raise ManifestError(
             f"{out} is there already, and what it holds is not touched",
             expected="a folder that does not exist yet, or is empty",

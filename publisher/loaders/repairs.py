@@ -2,8 +2,9 @@
 
 A repair is certain where the file and the base's class leave one meaning: every name that is changed becomes that of a
 module of the class, every number stays what it is, and what PEFT computes of the factors does not depend on a choice
-made here. `REPAIRS` is the table, in the order in which they are tried; the packing of experts, which takes the numbers
-themselves, is for `repairing`. Begin with `Draft`.
+made here. `REPAIRS` is the table, in the order in which they are tried; `numbers` comes before them, since the
+configuration cannot be checked earlier. The packing of experts, which takes the numbers themselves, is for `repairing`.
+Begin with `Draft`.
 """
 
 import re
@@ -268,7 +269,6 @@ def _rank(draft: Draft, module: str) -> int | None:
     return header.shape[0] if header is not None and is_rank(header.shape[0]) else None
 
 
-NUMBERS: Final[Repair] = numbers  # before the configuration can be checked
 REPAIRS: Final[tuple[Repair, ...]] = (
     adapter_names,
     prefixes,

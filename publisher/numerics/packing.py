@@ -50,6 +50,11 @@ class Told:
     packing: Packing | None
     how: str
 
+    @property
+    def other(self) -> Packing | None:
+        """The packing that they speak for, where it is another than PEFT's; None elsewhere."""
+        return None if self.packing == PEFT else self.packing
+
 
 def by_expert(vectors: Tensor, *, experts: int, grouping: Grouping) -> Tensor:
     """Return the vectors of each expert.

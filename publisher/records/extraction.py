@@ -140,6 +140,11 @@ class ModuleFigures(MatrixFigures):
     spectrum: Each[Figure] = Field(default=(), exclude_if=lambda values: not values)
 
 
+def _sides(stored: tuple[int, int], *, transposed: bool) -> tuple[int, int]:
+    rows, columns = stored
+    return (columns, rows) if transposed else (rows, columns)
+
+
 class ModuleExtraction(ModuleFigures):
     """One module as the adapter holds it: its figures, and its place in the adapter's layout.
 
@@ -165,8 +170,12 @@ class ModuleExtraction(ModuleFigures):
     @property
     def sides(self) -> tuple[int, int]:
         """The (out, in) of the linear map, however its weight is stored."""
-        rows, columns = self.shape
-        return (columns, rows) if self.transposed else (rows, columns)
+        return _sides(self.shape, transposed=self.transposed)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of A and B."""
+        return self.alpha * sum(self.shape)
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -255,8 +264,7 @@ class ExpertTensor(ExpertTensorFigures):
     @property
     def sides(self) -> tuple[int, int]:
         """The (out, in) of each expert's linear map, however its matrix is stored."""
-        rows, columns = self.matrix
-        return (columns, rows) if self.transposed else (rows, columns)
+        return _sides(self.matrix, transposed=self.transposed)
 
     @property
     def parameters(self) -> int:
@@ -427,7 +435,7 @@ class FactoredModule(Record):
             module=module.name,
             kind=module.kind,
             rank=module.rank,
-            parameters=module.alpha * sum(module.shape),
+            parameters=module.parameters,
             weights=weights,
             share=module.update_rms**2 * weights / total,
         )

@@ -9,6 +9,11 @@ from publisher.records.files import flush, no_room, room_in
 from publisher.records.lock import locked
 
 
+def is_free(folder: Path) -> bool:
+    """Return whether a folder may be written: it does not exist yet, or is an empty one."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
 @contextmanager
 def becoming(out: Path, *, size: int) -> Iterator[Path]:
     """Yield a new folder that takes the place of `out` when the block ends well, and vanishes when it does not.

@@ -157,7 +157,7 @@ def _tag_of(variant: Variant) -> str | None:
 
 def _body(manifest: Manifest, evidence: Sequence[VariantEvidence], *, folders: tuple[Path, ...]) -> str:
     environment = card_environment(folders)
-    environment.filters |= FILTERS
+    environment.filters.update(FILTERS)
     try:
         return environment.get_template(manifest.card.template).render(manifest=manifest, evidence=evidence)
     except TemplateError as error:

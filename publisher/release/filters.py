@@ -74,13 +74,17 @@ def places(summary: ExtractionSummary) -> str:
         "expert tensor": summary.experts.tensors - single if summary.experts else 0,
         "other weight": single,
     }
-    found = [Markdown(f"{count(number)} {what}{'s' * (number != 1)}") for what, number in counts.items() if number]
+    found = [_counted(number, what) for what, number in counts.items() if number]
     return " and ".join([", ".join(found[:-1]), found[-1]] if found[1:] else found)
 
 
 def linears(number: int) -> Markdown:
     """Return how many linears there are, in words: `1 linear`, `186 linears`."""
-    return Markdown(f"{count(number)} linear{'s' * (number != 1)}")
+    return _counted(number, "linear")
+
+
+def _counted(number: int, noun: str) -> Markdown:
+    return Markdown(f"{count(number)} {noun}{'s' * (number != 1)}")
 
 
 def checkpoint(reference: Reference, known: Checkpoint) -> Markdown:

@@ -52,9 +52,9 @@ class _Section:
 
 def render_report(found: ReleaseEvidence) -> str:
     """Return the HTML page of a release."""
-    sections = tuple(map(_section, found.adapters))
     made = environment()
-    made.filters |= FILTERS
+    made.filters.update(FILTERS)
+    sections = tuple(map(_section, found.adapters))
     return made.get_template("report.html.j2").render(release=found, sections=sections)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from publisher.adapters.loading import quiet
 from publisher.cli.app import cli
 from publisher.errors import FetchError, ValidationError
-from publisher.loaders.repairs import NUMBERS, REPAIRS
+from publisher.loaders.repairs import REPAIRS, numbers
 from tests.loaders.conftest import Made, Make
 from tests.loaders.written import WRITTEN
 
@@ -245,7 +245,7 @@ def test_the_page_has_a_row_for_every_repair() -> None:
     page = (Path(__file__).parents[2] / "docs" / "compat.md").read_text(encoding="utf-8")
     table = page.partition("\n## Repair\n")[2].partition("\n## ")[0]
     rows = [row for row in table.split("\n") if row.startswith("| ")]
-    assert len(rows) == 1 + len((NUMBERS, *REPAIRS)) + 1  # the heading, and the packing
+    assert len(rows) == 1 + len((numbers, *REPAIRS)) + 1  # the heading, and the packing
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from publisher.cli.demo.fp8 import write_fp8
 from publisher.cli.demo.requests import write_processor, write_requests
 from publisher.errors import PublisherError
 from publisher.records.files import canonical_json, digest_of, sha256_of
+from publisher.records.new_folder import is_free
 from publisher.records.progress import silent
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _is_finished(folder: Path, recipe: dict[str, Any]) -> bool:
 
 
 def _refuse_what_is_not_ours(folder: Path) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_free(folder):
         return
     stamp = _read_stamp(folder)
     foreign = [name for name in _files(folder) if name not in stamp["files"]] if stamp else []

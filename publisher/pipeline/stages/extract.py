@@ -33,7 +33,7 @@ from publisher.errors import ExtractionError, counted, listed
 from publisher.extraction.base_check import require_low_rank, require_related, require_signal
 from publisher.extraction.comparison import Comparison, compare
 from publisher.extraction.experts import extract_experts
-from publisher.extraction.matrices import matrices, widest_rank
+from publisher.extraction.matrices import as_matrix, matrices, widest_rank
 from publisher.extraction.model_structure import structure_of
 from publisher.extraction.module import extract_modules
 from publisher.extraction.module_cache import ModuleCache, open_module_cache
@@ -223,7 +223,7 @@ def _require_room(seen: Comparison, settings: AdapterSettings, both: CheckpointP
     """Require room for the kept modules and the adapter made of them, where the rank is known beforehand."""
     if not isinstance(settings.rank, int):
         return
-    shapes = [(shape[0], math.prod(shape[1:])) for shape in (both.headers.tuned[name].shape for name in seen.changed)]
+    shapes = [as_matrix(both.headers.tuned[name].shape) for name in seen.changed]
     width = ADAPTER_DTYPES[settings.dtype].itemsize
     adapter = sum(min(settings.rank, *shape) * sum(shape) for shape in shapes) * width
     for shape in (both.headers.tuned[name].shape for name in seen.experts):
